@@ -40,19 +40,19 @@ EVERYTHING = {name: getattr(partreduce, name) for name in partreduce.__all__ if 
 EVERYTHING |= {name: value for room in ROOMS for name, value in public(room).items()}
 
 
-def test_every_public_name_can_be_imported_and_is_documented():
+def test_every_public_name_is_importable_and_documented():
     for name, value in {**EVERYTHING, **{room: getattr(partreduce, room) for room in ROOMS}}.items():
         assert value.__doc__, name
 
 
-def test_few_names_stand_in_the_package_itself_and_none_of_them_twice():
+def test_package_has_at_most_40_unique_names():
     assert len(partreduce.__all__) <= 40
     rooms = [set(public(room)) for room in ROOMS]
     assert sum(map(len, rooms)) == len(set().union(*rooms))
     assert set(partreduce.__all__) & set().union(*rooms) == {"PartreduceError"}
 
 
-def test_the_list_of_names_is_that_of_the_stub_and_sorted():
+def test_public_names_match_the_stub_and_are_sorted():
     assert list(partreduce.__all__) == sorted(partreduce.__all__)
     stub = ast.parse(Path(partreduce.__file__).with_suffix(".pyi").read_text())
     imported = [(node.module, alias) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
@@ -68,7 +68,7 @@ def test_the_list_of_names_is_that_of_the_stub_and_sorted():
     assert set(partreduce.__all__) <= set(dir(partreduce))
 
 
-def test_no_public_name_is_also_a_module():
+def test_public_name_is_never_a_module():
     for name in set(partreduce.__all__) - set(ROOMS) - {"verify"}:
         assert importlib.util.find_spec(f"partreduce.{name}") is None, name
 
@@ -76,7 +76,7 @@ def test_no_public_name_is_also_a_module():
 OLD = {"plan", "prove", "figures", "shard", "Job", "Option", "Figures", "Figure", "Routes", "Quorum", "Gap"}
 
 
-def test_a_name_from_before_the_renaming_is_gone():
+def test_renamed_names_are_gone():
     assert not OLD & set(EVERYTHING)
 
 
@@ -96,18 +96,18 @@ assert partreduce.verify is sys.modules["partreduce.verify"]
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_verify_is_a_function_and_a_package_whatever_was_imported_before(before):
+def test_verify_is_callable_regardless_of_import_order(before):
     subprocess.run([sys.executable, "-c", VERIFY.format(before=before)], check=True)
 
 
-def test_a_star_import_brings_every_public_name():
+def test_star_import_provides_every_public_name():
     names: dict[str, object] = {}
     exec("from partreduce import *", names)
     assert set(partreduce.__all__) <= set(names)
     assert names["design"] is partreduce.design
 
 
-def test_every_strategy_value_and_what_it_is_made_of_is_public():
+def test_strategy_values_and_their_parts_are_public():
     strategies = importlib.import_module("partreduce.topo.strategies")
     values = {name for name, value in vars(strategies).items() if isinstance(value, type)}
     assert values <= set(public("strategies"))
@@ -120,7 +120,7 @@ RESULTS = {
 """Public values that no user makes by hand."""
 
 
-def test_what_public_values_are_made_of_is_public_too():
+def test_parts_of_public_values_are_public():
     """Text stands for an enumeration where an annotation says `| str`."""
     bodies = [ast.parse(path.read_text(encoding="utf-8")).body for path in (ROOT / "topo").rglob("*.py")]
     classes = {node.name for body in bodies for node in body if isinstance(node, ast.ClassDef)}
@@ -137,7 +137,7 @@ def test_what_public_values_are_made_of_is_public_too():
     assert missing == []
 
 
-def test_a_job_is_planned_with_public_names_alone():
+def test_job_is_planned_with_public_names():
     hardware = partreduce.Hardware(
         inside=partreduce.Link.of_bandwidth(10e9), nic=partreduce.Link.of_bandwidth(5e9), model_bytes=100_000_000
     )
@@ -163,7 +163,7 @@ def test_every_error_is_public():
     assert tree == set(public("errors"))
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="partreduce attribute desing"):
         _ = partreduce.desing
 
@@ -175,13 +175,13 @@ def test_an_unknown_name_is_an_attribute_error():
     ("from partreduce.__main__ import main; main(['--help'])",
         "torch ortools sympy matplotlib networkx pydantic numpy scipy sklearn"),
 ])  # fmt: skip
-def test_imports_and_the_help_load_nothing_heavy(statement, heavy):
+def test_import_and_help_load_no_heavy_libraries(statement, heavy):
     code = f"{statement}\nimport sys; print(sorted({set(heavy.split())} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_users_module_of_the_name_of_one_of_our_packages_changes_nothing(tmp_path):
+def test_user_modules_named_like_our_packages_are_not_imported(tmp_path):
     for index, name in enumerate(PACKAGES):  # any of them that were imported would end the script
         file = tmp_path / (f"{name}.py" if index % 2 else f"{name}/__init__.py")
         file.parent.mkdir(exist_ok=True)
@@ -198,7 +198,7 @@ def test_a_users_module_of_the_name_of_one_of_our_packages_changes_nothing(tmp_p
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_of_ours_cannot_be_imported_twice(name):
+def test_top_level_import_of_a_subpackage_is_rejected(name):
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -251,7 +251,7 @@ CASES = [pytest.param(function, id=name) for name, function in public_functions(
 
 
 @pytest.mark.parametrize("function", CASES)
-def test_every_parameter_is_explained(function):
+def test_every_parameter_is_documented(function):
     text = inspect.cleandoc(function.__doc__ or "")
     names = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
     explained = re.findall(r"^    \**(\w+)(?: \(.*?\))?:", section(text, "Args"), re.MULTILINE)
@@ -259,7 +259,7 @@ def test_every_parameter_is_explained(function):
 
 
 @pytest.mark.parametrize("function", CASES)
-def test_what_comes_back_is_explained(function):
+def test_return_values_are_documented(function):
     answer = inspect.signature(function).return_annotation
     if isinstance(function, type) or answer in ("None", None, "NoReturn", inspect.Signature.empty):
         return
@@ -268,7 +268,7 @@ def test_what_comes_back_is_explained(function):
 
 
 @pytest.mark.parametrize("file", ["lightning_strategy", "trainer_callback"])
-def test_adapters_whose_library_need_not_be_there_explain_theirs(file):
+def test_adapters_of_optional_libraries_document_their_arguments(file):
     path = Path(partreduce.__file__).parent / "runtime" / "adapters" / f"{file}.py"
     made = next(node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
     init = next(node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
@@ -306,7 +306,7 @@ def error_of(function, arguments):
 
 @pytest.mark.parametrize("function", [pytest.param(found, id=name) for name, found in public_callables()])
 @pytest.mark.filterwarnings("ignore")
-def test_a_wrong_type_is_an_error_of_ours_in_one_line_or_is_accepted(function, tmp_path, monkeypatch):
+def test_wrong_type_raises_one_line_or_is_accepted(function, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [one for one in inspect.signature(function).parameters.values() if one.kind not in kinds]
@@ -340,13 +340,13 @@ def test_a_wrong_type_is_an_error_of_ours_in_one_line_or_is_accepted(function, t
     (lambda: partreduce.predict(VALID["schedule"], partreduce.Hardware(nic=HARDWARE.nic)),
         "model_bytes: is not given; say how many bytes the model has, such as 552_000_000"),
 ])  # fmt: skip
-def test_an_error_names_the_argument_what_is_expected_and_what_came(call, said):
+def test_error_names_argument_expectation_and_value(call, said):
     with pytest.raises(InputError) as raised:
         call()
     assert str(raised.value).startswith(said)
 
 
-def test_the_command_line_names_options_where_python_names_arguments(tmp_path, capsys):
+def test_command_line_errors_name_options_and_python_errors_arguments(tmp_path, capsys):
     (path := tmp_path / "x.json").write_text("{}")
     assert "give --format, one of" in ran(capsys, ["import", str(path)], 65).err
     check_error(InputError, "give format=, one of", partreduce.import_schedule, path)
@@ -355,12 +355,12 @@ def test_the_command_line_names_options_where_python_names_arguments(tmp_path, c
     assert in_options("x.json: model_bytes: is 3") == "x.json: model_bytes: is 3", "a member of a file is no option"
 
 
-def test_unknown_and_missing_arguments_are_type_errors_as_in_any_function():
+def test_unknown_and_missing_arguments_raise_type_error():
     check_error(TypeError, "unexpected keyword argument 'jobs'", partreduce.load_cluster, "2x2", jobs=1)
     check_error(TypeError, "missing 1 required positional argument: 'request'", partreduce.design)
 
 
-def test_what_stands_for_a_type_is_accepted():
+def test_equivalent_types_are_accepted():
     @check_arguments
     def takes(
         number: float, count: int | None, path: str | os.PathLike[str], word: partreduce.Data, many: tuple

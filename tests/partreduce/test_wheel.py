@@ -158,7 +158,7 @@ def damaged_files(site):
     return damaged
 
 
-def test_the_wheel_holds_one_package(wheel):
+def test_wheel_contains_one_package(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {
         "partreduce",
@@ -183,14 +183,14 @@ def source(tmp_path_factory):
     return unpacked
 
 
-def test_the_source_distribution_has_no_file_twice(source):
+def test_sdist_contains_no_file_twice(source):
     """The links at the top of the repository would lead to all sources a second time."""
     assert not [name for name in PACKAGES if (source / name).exists()]
     inside = {path.relative_to(source) for path in (source / "partreduce").rglob("*.py")}
     assert inside == {path.relative_to(ROOT) for path in (ROOT / "partreduce").rglob("*.py")}
 
 
-def test_the_source_distribution_builds_the_same_wheel(wheel, source, tmp_path):
+def test_sdist_builds_the_same_wheel(wheel, source, tmp_path):
     again = Path(next(WheelBuilder(str(source)).build(directory=str(tmp_path))))
 
     def contents(path):
@@ -200,7 +200,7 @@ def test_the_source_distribution_builds_the_same_wheel(wheel, source, tmp_path):
     assert contents(again) == contents(wheel)
 
 
-def test_pip_installs_the_unpacked_source_distribution(source, tmp_path):
+def test_pip_installs_the_unpacked_sdist(source, tmp_path):
     place = Environment(tmp_path / "environment")
     place.lend_libraries()
     place.pip("install", "--no-index", "--no-deps", "--no-compile", "--no-build-isolation", source)
@@ -210,7 +210,7 @@ def test_pip_installs_the_unpacked_source_distribution(source, tmp_path):
     assert place.run(PROVE, empty) == [home, "proved", "partreduce.planner.job partreduce.api"]
 
 
-def test_packages_of_our_folders_names_and_partreduce_leave_each_other_alone(wheel, tmp_path):
+def test_packages_of_equal_names_and_partreduce_coexist(wheel, tmp_path):
     place = Environment(tmp_path / "environment")
     foreign = {name: foreign_wheel(tmp_path, name) for name in PACKAGES}
     place.install(foreign["verify"], foreign["topo"])
@@ -258,7 +258,7 @@ def base_install(full_install):
         yield full_install
 
 
-def test_a_base_install_designs_proves_shows_and_simulates(base_install, tmp_path):
+def test_base_install_designs_proves_shows_and_simulates(base_install, tmp_path):
     lines = [
         "design 2x4 --build prague-figure-10 -o schedule.json", "verify schedule.json --certificate certificate.json",
         "show schedule.json", "simulate schedule.json", "simulate schedule.json schedule.json",
@@ -297,14 +297,14 @@ def refusals(full_install, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("number", "extras"), list(enumerate(extras for extras, _ in NEEDING)))
-def test_a_missing_extra_is_one_line_that_says_how_to_get_it(refusals, number, extras):
+def test_missing_extra_is_one_line_with_the_install_command(refusals, number, extras):
     said, code = refusals[number]
     assert code == 77, said
     assert said.count("\n") == 1
     assert f"pip install 'partreduce[{extras}]'" in said
 
 
-def test_a_script_learns_the_extra_as_well(base_install, tmp_path):
+def test_missing_extra_raises_in_a_script(base_install, tmp_path):
     code = (
         "import partreduce\n"
         "try:\n    partreduce.DistributedOptimizer\n"
@@ -316,7 +316,7 @@ def test_a_script_learns_the_extra_as_well(base_install, tmp_path):
 
 
 @pytest.mark.processes
-def test_what_the_demonstration_says_next_works_from_the_wheel(full_install, tmp_path):
+def test_demo_next_commands_work_from_the_wheel(full_install, tmp_path):
     code = (
         "from pathlib import Path\n"
         "from partreduce.demo.report import next_commands\n"

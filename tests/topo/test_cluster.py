@@ -19,7 +19,7 @@ from partreduce.types import Switch
     ("4x4", [4] * 4), (" 2X3 ", [3, 3]), ("2×3", [3, 3]), ("3,3,2", [3, 3, 2]), ("5", [5]), ("2,2", [2, 2]),
     ("1x1", [1]),
 ])  # fmt: skip
-def test_a_shorthand_is_parsed(text, sizes):
+def test_shorthand_is_parsed(text, sizes):
     cluster = Cluster.parse(text)
     assert cluster.node_sizes().tolist() == sizes
     assert cluster.num_workers == sum(sizes)
@@ -31,7 +31,7 @@ def test_a_shorthand_is_parsed(text, sizes):
     ["", "4x", "x4", "4x4x4", "0x4", "4x0", "3,0", "3,,2", "3, 2", "-1x4", "4.0x4", "٤x٤", "1e3x2", "99999999999x1",
      "2147483648x1", "65536x65536", "2147483647,1", "100000000,1", "4x4\n5", "clusters.yaml"],
 )  # fmt: skip
-def test_parse_refuses_in_one_line(text):
+def test_invalid_shorthand_is_rejected_in_one_line(text):
     with pytest.raises(InputError) as caught:
         Cluster.parse(text)
     assert str(caught.value).isprintable()
@@ -47,7 +47,7 @@ def test_shorthand_round_trips(sizes):
 
 @settings(max_examples=40)
 @given(st.data())
-def test_node_and_local_rank_say_the_same_as_the_listing(data):
+def test_node_and_local_rank_match_the_node_lists(data):
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
     ranks = list(data.draw(st.permutations(range(sum(sizes)))))
     nodes = [[ranks.pop() for _ in range(size)] for size in sizes]
@@ -62,7 +62,7 @@ def test_node_and_local_rank_say_the_same_as_the_listing(data):
     assert cluster.is_regular == (contiguous and len(set(sizes)) == 1)
 
 
-def test_regular_cluster_of_a_billion_workers_costs_nothing():
+def test_cluster_of_two_billion_workers_needs_no_memory():
     cluster = Cluster.parse("500000000x4")
     assert cluster.num_workers == 2_000_000_000 <= MAX_WORKERS
     assert cluster.workers_of(499_999_999) == tuple(range(1_999_999_996, 2_000_000_000))
@@ -73,11 +73,11 @@ def test_regular_cluster_of_a_billion_workers_costs_nothing():
     [([[0, 1], [1]], "worker 1 is listed twice"), ([[0], [2]], "worker 2 is out of range"), ([[0], []], "is empty"),
      ([], "at least 1 node"), ([[0, -1]], "worker -1 is out of range")],
 )  # fmt: skip
-def test_irregular_refuses(nodes, words):
+def test_invalid_node_lists_are_rejected(nodes, words):
     check_error(InputError, words, Cluster.irregular, nodes)
 
 
-def test_one_form_only():
+def test_cluster_takes_exactly_one_form():
     check_error(InputError, "not both", Cluster, 1, 1, ((0,),))
     check_error(InputError, "not neither", Cluster, 1, None)
 
@@ -108,7 +108,7 @@ def test_shape_ignores_hardware():
     (units.parse_size, "1.5GiB", 3 * 2**29),
     (units.parse_factor, "5x", 5.0),
 ])  # fmt: skip
-def test_a_quantity_is_parsed_exactly(parse, text, value):
+def test_quantity_is_parsed_exactly(parse, text, value):
     assert parse(text) == value
     assert type(parse(text)) is type(value)
 
@@ -135,7 +135,7 @@ def test_a_quantity_is_parsed_exactly(parse, text, value):
     (units.parse_factor, "0x", "must be > 0"),
     (units.parse_factor, "5x\n6x", "factor"),
 ])  # fmt: skip
-def test_a_quantity_is_refused_clearly(parse, text, words):
+def test_invalid_quantity_is_rejected(parse, text, words):
     with pytest.raises(InputError, match=words) as caught:
         parse(text)
     assert str(caught.value).isprintable()
@@ -144,7 +144,7 @@ def test_a_quantity_is_refused_clearly(parse, text, words):
 
 @settings(max_examples=100)
 @given(st.integers(0, 10**6), st.sampled_from(sorted(units.TIMES)))
-def test_formatted_times_read_back_exactly(number, unit):
+def test_formatted_times_parse_back_exactly(number, unit):
     value = units.parse_time(f"{number}{unit}")
     text = units.format_quantity(value, units.TIMES)
     assert text is None or units.parse_time(text) == value
@@ -159,7 +159,7 @@ def test_format_prefers_the_shortest():
 
 @pytest.mark.parametrize("parse", [units.parse_bandwidth, units.parse_time, units.parse_size, units.parse_factor])
 @pytest.mark.parametrize("unit", ["Mb", "mb", "gb/s", "KBPS", "Gib", "MS", "X", "g", "TBIT/S", "Gb", "m", "MiB/S", "b"])
-def test_what_a_refusal_suggests_is_understood(parse, unit):
+def test_suggested_units_parse(parse, unit):
     try:
         parse(f"8{unit}")
     except InputError as error:
@@ -187,15 +187,15 @@ def conf(tmp_path):
     return path
 
 
-def test_the_switches_of_a_tree_are_its_racks_and_the_top_over_all_is_left_out(conf):
+def test_switches_of_a_tree_are_its_racks_without_the_root(conf):
     assert read_switches(conf, 4) == (Switch((0, 1)), Switch((2, 3)))
 
 
-def test_a_part_of_the_nodes_is_numbered_in_the_order_of_the_job(conf):
+def test_subset_of_nodes_is_numbered_in_job_order(conf):
     assert read_switches(conf, 3, "n[02-03],n00") == (Switch((0, 1)), Switch((2,)))
 
 
-def test_host_lists_keep_their_zeros():
+def test_host_lists_keep_leading_zeros():
     assert list(expand_hosts("n[08-10,12],gpu1,r[1-2]n[0-1]")) == [
         "n08", "n09", "n10", "n12", "gpu1", "r1n0", "r1n1", "r2n0", "r2n1",
     ]  # fmt: skip
@@ -210,12 +210,12 @@ def test_host_lists_keep_their_zeros():
     ("SwitchName=a Nodes=n[0-x]", "", "is no list of numbers"),
     ("", "", "has 0 nodes"),
 ])  # fmt: skip
-def test_what_makes_no_tree_over_the_nodes_is_refused(tmp_path, text, nodes, words):
+def test_invalid_topology_is_rejected(tmp_path, text, nodes, words):
     (tmp_path / "t.conf").write_text(text)
     check_error(InputError, words.replace("[", r"\["), read_switches, tmp_path / "t.conf", 3, nodes)
 
 
-def test_a_missing_file_is_a_file_problem(tmp_path):
+def test_missing_topology_raises_file_error(tmp_path):
     check_error(FileError, "cannot be read", read_switches, tmp_path / "no.conf", 3)
 
 
@@ -224,7 +224,7 @@ def hardware(*entries):
     return hardware_of(place, cluster_settings(list(entries)), model_bytes="1MB")
 
 
-def test_settings_put_switches_and_the_bandwidth_of_their_uplinks_on_the_cluster(conf):
+def test_settings_add_switches_and_uplink_bandwidth(conf):
     switches = hardware(f"switches={conf}", "uplink=2GB/s").switches
     assert [one.nodes for one in switches] == [(0, 1), (2, 3)]
     assert all(one.uplink.seconds_per_byte == pytest.approx(0.5e-9) for one in switches)
@@ -232,7 +232,7 @@ def test_settings_put_switches_and_the_bandwidth_of_their_uplinks_on_the_cluster
     check_error(InputError, "there are no switches", hardware, "uplink=2GB/s")
 
 
-def test_presets_are_the_line_rates_of_their_names_and_give_way_to_what_is_stated():
+def test_presets_have_their_line_rates_and_yield_to_stated_values():
     for name in NETWORKS:
         made = hardware(f"network={name}")
         assert 1 / made.nic.seconds_per_byte == pytest.approx(float(name[:-1]) * 1e9 / 8)

@@ -67,7 +67,7 @@ def check(line):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", registry.names())
-def test_every_entry_of_the_catalogue_has_a_line_that_is_the_same_each_time(name, shape):
+def test_every_catalogue_entry_has_a_stable_description(name, shape):
     try:
         schedule = registry.build(name, Cluster.parse(shape))
     except ScheduleError:
@@ -138,7 +138,7 @@ SAID_ELSEWHERE = {
     *((line, PLACE, strategy) for line, strategy in SAID.items()),
     *((line, Cluster.parse(shape), strategy) for line, (shape, strategy) in SAID_ELSEWHERE.items()),
 ])  # fmt: skip
-def test_a_line_is_in_the_words_of_the_field(line, place, strategy):
+def test_description_uses_the_terms_of_the_field(line, place, strategy):
     assert on(strategy, place) == line
 
 
@@ -243,7 +243,7 @@ def variants():
 
 
 @pytest.mark.parametrize("kind", range(5))
-def test_what_changes_what_is_averaged_when_changes_the_line(kind):
+def test_every_setting_changes_the_description(kind):
     lines = [on(strategy) for strategy in list(variants())[kind]]
     for line in lines:
         check(line)
@@ -258,7 +258,7 @@ DRAWN = (
 
 
 @given(st.sampled_from(DRAWN), st.integers(0, 10**6))
-def test_a_drawn_schedule_has_a_line_that_does_not_depend_on_its_name(draw, seed):
+def test_description_of_a_random_schedule_ignores_its_name(draw, seed):
     schedule = draw(np.random.default_rng(seed))
     line = describe(schedule)
     check(line)
@@ -273,7 +273,7 @@ HOW = st.tuples(STEPS, OUTER, CODECS, st.integers(1, 9))
 
 
 @given(HOW, HOW)
-def test_two_drawn_settings_of_outer_steps_have_different_lines_unless_they_are_equal(one, other):
+def test_outer_steps_have_equal_descriptions_only_if_equal(one, other):
     lines = []
     for steps, outer, transport, fragments in (one, other):
         payload = Payload(outer=outer, fragments=min(fragments, steps + 8))

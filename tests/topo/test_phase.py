@@ -76,7 +76,7 @@ def test_from_labels_equals_from_groups_in_any_order(labels_and_relaxation, rand
 
 @laws
 @given(partitions())
-def test_labels_are_the_inverse_of_from_labels(labels_and_relaxation):
+def test_labels_invert_from_labels(labels_and_relaxation):
     labels, relaxation = labels_and_relaxation
     assert Phase.from_labels(labels).relaxation is None
     phase = Phase.from_labels(labels, relaxation)
@@ -89,7 +89,7 @@ def test_labels_are_the_inverse_of_from_labels(labels_and_relaxation):
 
 @laws
 @given(partitions(), st.integers(0, 2**32 - 1), st.sampled_from([(), (3,), (2, 2)]))
-def test_apply_is_the_dense_matrix(labels_and_relaxation, seed, shape):
+def test_apply_equals_the_dense_matrix(labels_and_relaxation, seed, shape):
     phase = Phase.from_labels(*labels_and_relaxation)
     values = np.random.default_rng(seed).normal(size=(phase.num_workers, *shape))
     before = values.copy()
@@ -103,11 +103,11 @@ def test_apply_is_the_dense_matrix(labels_and_relaxation, seed, shape):
     [([[0]], "at least 2 workers"), ([[]], "at least 2 workers"), ([[0, 0]], "stands twice"),
      ([[0, 4]], "ranks are 0..3"), ([[-1, 0]], "ranks are 0..3")],
 )  # fmt: skip
-def test_from_groups_refuses(groups, words):
+def test_invalid_groups_are_rejected(groups, words):
     check_error(ScheduleError, words, Phase.from_groups, 4, groups)
 
 
-def test_overlapping_groups_exist_but_cannot_be_applied():
+def test_overlapping_groups_cannot_be_applied():
     phase = Phase.from_groups(4, [[0, 1], [1, 2]])
     assert [group.members for group in phase] == [(0, 1), (1, 2)]
     for use in (phase.labels, lambda: phase.apply(np.zeros(4))):
@@ -122,7 +122,7 @@ def test_empty_phase_and_empty_labels():
     assert phase.labels().tolist() == [-1, -1, -1]
 
 
-def test_phases_are_frozen():
+def test_phases_are_immutable():
     phase = Phase.from_groups(4, [[0, 1], [2, 3]])
     with pytest.raises(ValueError, match="read-only"):
         phase.members[0] = 3
@@ -130,7 +130,7 @@ def test_phases_are_frozen():
     assert phase != "phase"
 
 
-def test_groups_print_as_people_write_them():
+def test_groups_have_a_readable_string():
     assert str(Group((0, 4))) == "{0,4}"
     assert str(Group((0, 4), Fraction(4, 3))) == "{0,4} relaxation 4/3"
 
@@ -189,7 +189,7 @@ def test_nodes_of_a_group_agree_on_the_other_digits(radices):
     [(size, radices) for size in (1, 2, 3) for radices in RADICES if size < 3 or len(radices) < 3],
     ids=str,
 )
-def test_group_of_a_worker_is_its_group_in_the_expansion(size, radices):
+def test_group_of_a_worker_is_in_the_expansion(size, radices):
     """Exhaustive: every rule phase of every small cluster."""
     cluster = Cluster.regular(prod(radices), size)
     for phase in rule_phases(size, len(radices)):
@@ -201,7 +201,7 @@ def test_group_of_a_worker_is_its_group_in_the_expansion(size, radices):
         assert sum(map(len, groups)) == sum(group is not None for group in mine)
 
 
-def test_overlapping_blocks_are_refused_by_expand_only():
+def test_overlapping_blocks_are_rejected_by_expand_only():
     phase, cluster = (Block((0, 1)), Block((1, 2))), Cluster.regular(2, 3)
     check_rule([phase], cluster, (2,))
     check_error(ScheduleError, "share a local rank", RuleView((2,), (phase,), cluster.workers_per_node).expand, 0)
@@ -217,7 +217,7 @@ def test_overlapping_blocks_are_refused_by_expand_only():
     (Block((0,)), (2, 3), "their product is the number of nodes, 4"),
     (Block((0,)), (4, 1), "every radix is >= 2"),
 ])  # fmt: skip
-def test_check_rule_refuses(block, radices, words):
+def test_invalid_rules_are_rejected(block, radices, words):
     check_error(ScheduleError, words, check_rule, [(block,)], Cluster.regular(4, 2), radices)
 
 
@@ -226,13 +226,13 @@ def test_rules_need_equally_sized_nodes():
     check_error(ScheduleError, "equally sized nodes", check_rule, [], Cluster.irregular([[0, 2], [1, 3]]), (2,))
 
 
-def test_a_workers_group_costs_its_size_and_not_the_cluster():
+def test_group_of_needs_time_for_its_group_only():
     phase = (Block((0,), (0,)), Block((1, 3)))
     assert group_of(4 * 10**12, phase, 4, (2, 10**12)).members == (0, 4 * 10**12)
     assert group_of(4 * 10**12 + 3, phase, 4, (2, 10**12)).members == (4 * 10**12 + 1, 4 * 10**12 + 3)
 
 
-def test_blocks_print_as_people_write_them():
+def test_blocks_have_a_readable_string():
     assert str(Block((0, 3))) == "LW{0,3} inside each node"
     assert str(Block((1,), (0, 2), Fraction(4, 3))) == "LW{1} across digits {0,2} relaxation 4/3"
 
@@ -261,7 +261,7 @@ def rounds(draw, n=None):
 
 @FEW
 @given(st.one_of(phases(), rounds()))
-def test_dense_sparse_and_exact_agree(step):
+def test_dense_sparse_and_exact_matrices_agree(step):
     exact = exact_product([step]).rows()
     assert np.array(exact, dtype=float) == pytest.approx(dense(step), abs=1e-14)
     assert mixing_matrix(step) == pytest.approx(dense(step), abs=1e-14)
@@ -271,13 +271,13 @@ def test_dense_sparse_and_exact_agree(step):
     assert has_negative_entries(step) == any(value < 0 for row in exact for value in row)
 
 
-def test_negative_entries_begin_above_k_over_k_minus_1():
+def test_entries_are_negative_above_k_over_k_minus_1():
     for relaxation, negative in ((Fraction(3, 2), False), (Fraction(3, 2) + Fraction(1, 100), True)):
         phase = Phase.from_groups(4, [Group((0, 1, 2), relaxation)])
         assert has_negative_entries(phase) is negative
 
 
-def test_a_period_is_applied_to_a_million_workers():
+def test_period_is_applied_to_a_million_workers():
     n = 10**6
     ranks = np.arange(n, dtype=np.int32)
     phase = Phase.from_arrays(n, ranks, np.full(n // 4, 4))
@@ -286,7 +286,7 @@ def test_a_period_is_applied_to_a_million_workers():
     assert (Operators(schedule.steps()).period_operator() @ x)[:4] == pytest.approx([1.5] * 4)
 
 
-def test_overlapping_groups_and_sizes_are_refused():
+def test_overlapping_groups_and_large_matrices_are_rejected():
     phase = Phase.from_groups(4, [(0, 1), (1, 2)])
     of_steps = (lambda step: Operators((step,)), lambda step: exact_product([step]))
     for function in (mixing_matrix, is_doubly_stochastic, *of_steps):

@@ -88,7 +88,7 @@ def test_periods():
     check_error(ScheduleError, "has no groups", Schedule("s", CLUSTER, RING).group_of, 0, 0)
 
 
-def test_hardware_and_certificate_take_no_part_in_equality():
+def test_equality_ignores_hardware_and_certificate():
     bare = Schedule("s", CLUSTER, RULE)
     equipped = Schedule("s", Cluster.regular(4, 2, hardware=Hardware(num_nics=2)), RULE)
     assert equipped == bare
@@ -107,7 +107,7 @@ def test_hardware_and_certificate_take_no_part_in_equality():
     (Server(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)),
         "transport.algorithm: is hierarchical; strategy 'server' travels as ring"),
 ], ids=range(8))  # fmt: skip
-def test_strategies_that_do_not_fit_are_refused(strategy, words):
+def test_strategies_that_do_not_fit_are_rejected(strategy, words):
     check_error(ScheduleError, words, Schedule, "s", CLUSTER, strategy)
     check_error(ScheduleError, "at least 2 workers", Schedule, "s", Cluster.regular(1, 1), AllReduce())
 
@@ -121,13 +121,13 @@ def test_strategies_that_do_not_fit_are_refused(strategy, words):
     (lambda: SkipPolicy(limit=2, trigger=1), "sync.iteration_gap.skip.trigger: is 1; it must be >= 2"),
     (lambda: Pairwise(active=(0,), edges=((0, 1), (-1, 2))), "edges: is -1; it must be >= 0"),
 ], ids=range(6))  # fmt: skip
-def test_a_number_out_of_the_range_that_its_type_states_is_refused_where_the_value_is_built(build, line):
+def test_number_out_of_range_is_rejected_at_construction(build, line):
     with pytest.raises(ScheduleError) as caught:
         build()
     assert str(caught.value) == line
 
 
-def test_phases_of_the_other_form_are_refused():
+def test_phases_of_the_wrong_form_are_rejected():
     check_error(ScheduleError, "explicit groups are expected", GroupPhases, ((),))
     check_error(ScheduleError, "rule phases are expected", RulePhases, (4,), (Phase.from_groups(8, []),))
 
@@ -135,7 +135,7 @@ def test_phases_of_the_other_form_are_refused():
 @pytest.mark.parametrize(
     ("edge", "words"), [((0, 8), "ranks are"), ((3, 3), "what the others leave"), ((0, 1), "given twice")]
 )
-def test_rounds_refuse_edges(edge, words):
+def test_invalid_edges_are_rejected(edge, words):
     check_error(ScheduleError, words, Round.from_edges, 8, [(0, 1, Fraction(1, 2)), (*edge, Fraction(1, 2))])
 
 
@@ -156,7 +156,7 @@ CODED = Transport(codec=Codec.INT8)
     (Pairwise(active=(0, 1)), "strategy 'pairwise' sends parameters, and rounded parameters lose every update"),
     (Server(steps_per_round=2), "strategy 'server' sends parameters, and rounded parameters lose every update"),
 ])  # fmt: skip
-def test_parameters_may_be_rounded_where_all_meet_again_and_again(strategy, reason):
+def test_parameter_codecs_need_a_recurring_global_average(strategy, reason):
     cluster = Cluster.regular(2, 2)
     if not reason:
         assert Schedule("coded", cluster, replace(strategy, transport=CODED)).strategy.transport is CODED
@@ -165,7 +165,7 @@ def test_parameters_may_be_rounded_where_all_meet_again_and_again(strategy, reas
         Schedule("coded", cluster, replace(strategy, transport=CODED))
 
 
-def test_words_may_stand_for_choices_and_unknown_ones_are_named():
+def test_strings_stand_for_choices_and_unknown_ones_are_named():
     assert Transport(codec="int8", algorithm="hierarchical") == Transport(
         codec=Codec.INT8, algorithm=AllReduceAlgorithm.HIERARCHICAL
     )
@@ -183,13 +183,13 @@ def test_words_may_stand_for_choices_and_unknown_ones_are_named():
         ([[], [[0, 1, 2, 3]]], 2),
     ],
 )
-def test_rounds_to_connect_are_those_after_which_all_have_averaged_if_by_way_of_others(phases, rounds):
+def test_rounds_to_connect_include_indirect_averaging(phases, rounds):
     made = GroupPhases(tuple(Phase.from_groups(4, groups) for groups in phases))
     assert Schedule("x", Cluster.regular(1, 4), StaticGroups(phases=made)).rounds_to_connect() == rounds
     assert Schedule("x", Cluster.regular(1, 4), StaticGroups(phases=made, prologue=2)).rounds_to_connect() == 1
 
 
-def test_a_smaller_steps_per_round_is_spread_evenly_over_every_round():
+def test_fewer_steps_per_round_are_spread_evenly():
     paced = Schedule("x", Cluster.regular(1, 4), AllReduce(steps_per_round=(5, 3, 1, 5)))
     steps = [paced.stepping_at(step).tolist() for step in range(5)]
     assert steps == [[1, 0, 0, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1]]
@@ -209,7 +209,7 @@ UNEVEN = Cluster.irregular([[0, 1, 2], [3, 4]])
 RULE_OF_4 = StaticGroups(phases=RulePhases((4,), ((Block((0, 1), ()),), (Block((0,), (0,)), Block((1,), (0,))))))
 
 
-def test_a_loss_that_no_plan_covers_leaves_all_survivors_in_one_group():
+def test_failure_without_a_plan_leaves_one_group_of_survivors():
     found = after_failure(Schedule("pairs", UNEVEN, PAIRS_OF_5), {1, 3})
     assert found.cluster == Cluster.irregular([[0, 1], [2]])
     assert found.strategy == StaticGroups(
@@ -221,12 +221,12 @@ def test_a_loss_that_no_plan_covers_leaves_all_survivors_in_one_group():
     AllReduce(steps_per_round=3), AllReduce(steps_per_round=3, sync=DelayedAveraging()),
     AllReduce(sync=Pipeline(), transport=Transport(codec=Codec.BFLOAT16)),
 ])  # fmt: skip
-def test_all_reduce_stays_all_reduce_and_what_comes_late_stays_late(strategy):
+def test_allreduce_keeps_its_sync_after_a_failure(strategy):
     found = after_failure(Schedule("all", Cluster.regular(4, 2), strategy), {2, 3})
     assert found == Schedule("all", Cluster.regular(3, 2), strategy)
 
 
-def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_round_1_are_left():
+def test_survivors_average_unequal_models_even_at_steps_per_round_1():
     """All-Reduce at steps_per_round 1 averages gradients, which would leave the models apart for ever."""
     found = after_failure(Schedule("all", Cluster.regular(2, 2), AllReduce(steps_per_round=(1, 1, 1, 5))), {3})
     assert found.group_of(0, 0) == Group((0, 1, 2))
@@ -242,7 +242,7 @@ def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_ro
     (AllReduce(sync=Pipeline(), transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)), {1},
         "strategy.transport.gradient_buckets"),
 ])  # fmt: skip
-def test_what_cannot_continue_is_refused_by_name(strategy, failed, said):
+def test_unsupported_failures_are_rejected(strategy, failed, said):
     check_error(ScheduleError, said, after_failure, Schedule("it", Cluster.regular(4, 2), strategy), failed)
 
 
@@ -262,7 +262,7 @@ def _groups_without(schedule, failed):
 
 
 @pytest.mark.parametrize("strategy", [PAIRS_OF_5, RULE_OF_4])
-def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strategy):
+def test_keep_groups_removes_only_the_failed_workers(strategy):
     cluster = UNEVEN if strategy is PAIRS_OF_5 else Cluster.regular(4, 2)
     plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
     schedule = Schedule("it", cluster, strategy, failure_plan=plan)
@@ -278,7 +278,7 @@ def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strat
         assert found.prologue == schedule.prologue
 
 
-def test_a_plan_covers_so_many_workers_or_one_whole_node_wherever_its_workers_stand():
+def test_failure_plan_covers_k_workers_or_one_node():
     """Nodes are uneven, and their workers not in order; a node with more workers than the plan says is covered."""
     plan, cluster = FailurePlan(SurvivorRule.KEEP_GROUPS, 1), Cluster.irregular([[5, 1, 3], [0], [4, 2]])
     covered = {failed for k in range(7) for failed in combinations(range(6), k) if plan.covers(cluster, failed)}
@@ -289,7 +289,7 @@ def test_a_plan_covers_so_many_workers_or_one_whole_node_wherever_its_workers_st
     assert plan.most_failures(pair) == 1
 
 
-def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left():
+def test_reapply_rule_uses_the_remaining_nodes():
     schedule = Schedule("it", Cluster.regular(4, 2), RULE_OF_4, failure_plan=FailurePlan(SurvivorRule.REAPPLY_RULE, 2))
     for node in range(4):
         smaller = RulePhases((3,), RULE_OF_4.phases.phases)
@@ -305,7 +305,7 @@ def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left():
     ((2, 2), 3, (3,)), ((4, 4), 15, (5, 3)), ((4, 9), 36, (4, 9)), ((4, 9), 35, (5, 7)), ((8, 2), 15, (5, 3)),
     ((2, 2, 2), 7, (7,)), ((3, 5), 14, (2, 7)), ((3, 5), 1, ()),
 ])  # fmt: skip
-def test_radices_for_other_nodes_stay_near_the_old_ones(radices, nodes, fitted):
+def test_radices_for_fewer_nodes_stay_close(radices, nodes, fitted):
     phases = tuple((Block((0,), (digit,)),) for digit in range(len(radices)))
     old = Cluster.regular(prod(radices), 2)
     found = reapply_rule(of_rule("it", old, radices, phases), nodes)
@@ -315,7 +315,7 @@ def test_radices_for_other_nodes_stay_near_the_old_ones(radices, nodes, fitted):
     assert kept == list(range(len(fitted))), "each digit that is left keeps its phase"
 
 
-def test_what_the_nodes_left_run_is_the_same_whichever_are_lost():
+def test_schedule_of_remaining_nodes_is_independent_of_which_failed():
     square = StaticGroups(phases=RulePhases((2, 2), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),))))
     for rule, count in ((SurvivorRule.REAPPLY_RULE, 1), (SurvivorRule.REAPPLY_RULE, 2), (SurvivorRule.ALL_REDUCE, 2)):
         schedule = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(rule, 4))
@@ -326,7 +326,7 @@ def test_what_the_nodes_left_run_is_the_same_whichever_are_lost():
     check_error(ScheduleError, "not all of one size", after_failure_of_nodes, kept, 2)
 
 
-def test_planned_losses_of_many_workers_need_no_list_of_groups():
+def test_failure_plans_of_many_workers_list_no_groups():
     bare = build("prague-figure-10", Cluster.regular(50_000, 4))
     schedule = replace(bare, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
     assert len(schedule_text(schedule)) < 1000
@@ -336,7 +336,7 @@ def test_planned_losses_of_many_workers_need_no_list_of_groups():
     assert found.group_of(177_777, 1) == Group((177_776, 177_777, 177_778))
 
 
-def test_groups_that_no_survivor_could_list_are_refused_before_a_loss():
+def test_failure_plans_of_too_many_workers_are_rejected():
     cluster = Cluster.regular(2**23 + 1, 2)
     rule = StaticGroups(phases=RulePhases((cluster.num_nodes,), RULE_OF_4.phases.phases))
     with pytest.raises(ScheduleError, match=r"failure_plan: expected at most 16777216 workers"):

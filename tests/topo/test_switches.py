@@ -31,7 +31,7 @@ def seconds(*groups, hardware=HARDWARE, cluster=CLUSTER, algorithm=AllReduceAlgo
     ).tolist()
 
 
-def test_a_group_on_both_sides_of_a_switch_loads_its_uplink_as_a_nic():
+def test_group_across_a_switch_loads_its_uplink():
     """Two pairs, one inside a rack: 1 byte each at 1 byte/s through NICs and 0.5 byte/s through uplinks."""
     assert seconds((0, 2)) == [1.0], "inside a rack only the NICs count"
     assert seconds((0, 4)) == [2.0], "across racks the uplink is the slowest"
@@ -40,7 +40,7 @@ def test_a_group_on_both_sides_of_a_switch_loads_its_uplink_as_a_nic():
     assert seconds(range(8), algorithm=AllReduceAlgorithm.HIERARCHICAL) == pytest.approx([2 * 3 / 4 / 0.5])
 
 
-def test_groups_crossing_one_uplink_add_up():
+def test_groups_across_one_uplink_add_up():
     """Four NICs of 1 byte/s stand below two uplinks of 0.5: two pairs on different nodes share each uplink."""
     assert seconds((0, 4), (2, 6)) == [4.0, 4.0]
     assert seconds((0, 4), (1, 5), (2, 6), (3, 7)) == [8.0] * 4
@@ -50,7 +50,7 @@ def test_groups_crossing_one_uplink_add_up():
     )
 
 
-def test_nested_switches_are_crossed_only_on_the_way():
+def test_nested_switches_load_only_the_path():
     cluster = Cluster.regular(8, 1)
     racks = tuple(Switch((a, a + 1), Link.of_bandwidth(0.5)) for a in (0, 2, 4, 6))
     pods = (Switch((4, 5, 6, 7), Link.of_bandwidth(0.1)), Switch((0, 1, 2, 3), Link.of_bandwidth(0.125)))
@@ -61,7 +61,7 @@ def test_nested_switches_are_crossed_only_on_the_way():
     assert seconds((0, 1), (2, 4), cluster=cluster, hardware=hardware) == pytest.approx([1.0, 10.0])
 
 
-def test_the_latency_of_a_path_is_the_sum_on_its_longer_way_up():
+def test_latency_of_a_path_follows_its_longer_side():
     racks = (Switch((0, 1), Link(4.0)), Switch((2, 3), Link(16.0)))
     hardware = Hardware(inside=Link(0.25), nic=Link(1.0), node_nic=((0, Link(2.0)),), model_bytes=1, switches=racks)
     assert seconds((0, 1), hardware=hardware) == [2 * 0.25]
@@ -88,7 +88,7 @@ def test_edges_share_the_uplink_of_their_direction():
     assert round_seconds(edges, CLUSTER, HARDWARE).tolist() == [0.0, 2.0, 0.0, 0.0, 4.0, 0.0, 4.0, 0.0]
 
 
-def test_a_rule_crosses_racks_only_in_the_digit_that_says_so():
+def test_rule_crosses_racks_only_in_its_rack_digit():
     def rule(digit):
         return of_rule("r", CLUSTER, (2, 2), ((Block((0,), (digit,)),),))
 
@@ -116,7 +116,7 @@ def costs(schedule, hardware, algorithm):
 
 @settings(max_examples=50)
 @given(schedules(), st.sampled_from(list(AllReduceAlgorithm)), st.data())
-def test_a_slower_uplink_never_makes_anything_faster(case, algorithm, data):
+def test_slower_uplink_never_lowers_a_cost(case, algorithm, data):
     schedule, hardware = case
     before = costs(schedule, hardware, algorithm)
     if hardware.switches:
@@ -130,7 +130,7 @@ def test_a_slower_uplink_never_makes_anything_faster(case, algorithm, data):
 
 @settings(max_examples=25)
 @given(schedules(), st.sampled_from(list(AllReduceAlgorithm)))
-def test_a_switch_over_all_nodes_and_free_uplinks_change_nothing(case, algorithm):
+def test_root_switch_and_free_uplinks_change_nothing(case, algorithm):
     schedule, hardware = case
     bare = costs(schedule, replace(hardware, switches=()), algorithm)
     root = Switch(tuple(range(schedule.cluster.num_nodes)), Link(9.0, 9.0))
@@ -161,7 +161,7 @@ def test_groups_inside_a_rack_do_not_load_its_uplink(switches, data, algorithm):
 
 @settings(max_examples=25)
 @given(schedules(), st.sampled_from(list(AllReduceAlgorithm)))
-def test_the_simulator_takes_the_seconds_of_the_cost_model(case, algorithm):
+def test_simulator_seconds_equal_the_cost_model(case, algorithm):
     schedule, hardware = case
     timeline = simulate(
         schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=schedule.period, algorithm=algorithm
@@ -175,7 +175,7 @@ def test_the_simulator_takes_the_seconds_of_the_cost_model(case, algorithm):
         )
 
 
-def test_switches_that_do_not_nest_are_refused_in_one_line():
+def test_switches_that_do_not_nest_are_rejected_in_one_line():
     for switches, words in (
         ([(0, 1), (1, 2)], r"switches\[1\]: shares node 1 with switches\[0\], and neither holds all nodes"),
         ([(0, 1), (0, 1)], r"switches\[1\]: stands above the same nodes as switches\[0\]; keep one"),
@@ -190,7 +190,7 @@ def test_switches_that_do_not_nest_are_refused_in_one_line():
 
 @settings(max_examples=25)
 @given(switches_over(6))
-def test_every_switch_lies_in_one_level_above_those_below_it(switches):
+def test_every_switch_is_in_one_level_above_its_children(switches):
     rows = switches_above(switches, 6)
     level = {}
     for index, switch in enumerate(switches):
@@ -203,7 +203,7 @@ def test_every_switch_lies_in_one_level_above_those_below_it(switches):
                 assert level[a] < level[b]
 
 
-def test_regular_levels_are_those_of_a_regular_tree():
+def test_regular_levels_describe_a_regular_tree():
     thin, thick = Link.of_bandwidth(1e9), Link.of_bandwidth(2e9)
 
     def row(size, uplink, num_nodes=8):

@@ -62,18 +62,18 @@ def refusal(capsys, *arguments, code):
     return captured.err
 
 
-def test_the_version_is_printed_without_a_verb(capsys):
+def test_version_is_printed_without_a_verb(capsys):
     assert ran(capsys, ["--version"]).out == f"{partreduce.__version__}\n"
 
 
-def test_the_help_lists_eight_verbs_and_hides_what_other_programs_start(capsys):
+def test_help_lists_verbs_and_hides_internal_commands(capsys):
     lines = ran(capsys, ["--help"]).out.splitlines()
     listed = [line.split()[1] for line in lines if line.startswith("│ ") and line[2] != " "]
     verbs = [word for word in listed if not word.startswith("-")]
     assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo"]
 
 
-def test_design_has_at_most_22_options_and_each_stands_in_a_group_of_its_help():
+def test_design_has_at_most_22_options_each_in_a_help_panel():
     parameters = typer.main.get_command(build_app()).commands["design"].params
     options = [parameter for parameter in parameters if parameter.opts[0].startswith("-")]
     assert len([option for option in options if option.name != "help"]) <= 22
@@ -92,7 +92,7 @@ def test_every_option_is_documented():
             assert not names or any(name in section for name in names), f"{verb} {names}"
 
 
-def test_design_writes_what_verify_proves(capsys, figure_10, tmp_path):
+def test_verify_proves_a_designed_schedule(capsys, figure_10, tmp_path):
     certificate = tmp_path / "certificate.json"
     document = answer(capsys, "verify", figure_10, "--json", "--certificate", certificate)
     assert document["verdict"] == "proved"
@@ -108,7 +108,7 @@ def test_design_writes_what_verify_proves(capsys, figure_10, tmp_path):
     assert subprocess.run(checker, capture_output=True, check=False).returncode == 0
 
 
-def test_a_conflict_is_refuted_with_its_witness(capsys, conflict):
+def test_conflict_is_refuted_with_a_witness(capsys, conflict):
     document = answer(capsys, "verify", conflict, "--json", code=1)
     assert document["verdict"] == "refuted"
     refuted = [c for c in document["claims"] if c["status"] == "refuted"]
@@ -118,7 +118,7 @@ def test_a_conflict_is_refuted_with_its_witness(capsys, conflict):
     assert capsys.readouterr().out.startswith("REFUTED: in phase 0 worker 1 is in group ")
 
 
-def test_design_plans_for_failures_of_an_entry_and_of_a_file(capsys, figure_10, tmp_path):
+def test_design_adds_failure_plans_to_entries_and_files(capsys, figure_10, tmp_path):
     planned, again, certificate = (tmp_path / name for name in ("planned.json", "again.json", "c.json"))
     assert main(["design", "4x4", "--build", "prague-figure-10", "--tolerate-failures", "1", "-o", str(planned)]) == 0
     asked = ("design", "4x4", "--build", figure_10, "--tolerate-failures", "1", "-o", again, "--json")
@@ -135,11 +135,11 @@ def test_design_plans_for_failures_of_an_entry_and_of_a_file(capsys, figure_10, 
     assert "is for 4x4, and CLUSTER is 2x4" in capsys.readouterr().err
 
 
-def test_design_prints_the_document_when_no_file_is_named(capsys, figure_10):
+def test_design_prints_the_document_without_an_output_file(capsys, figure_10):
     assert answer(capsys, "design", "4x4", "--build", "prague-figure-10") == json.loads(figure_10.read_text())
 
 
-def test_design_as_json_names_the_file_and_its_hash(capsys, tmp_path):
+def test_design_json_names_the_file_and_its_hash(capsys, tmp_path):
     path = tmp_path / "s.json"
     arguments = ("design", "2x4", "--build", "node-then-all(node_rounds=3)", "-o", path, "--json")
     facts = answer(capsys, *arguments)
@@ -148,7 +148,7 @@ def test_design_as_json_names_the_file_and_its_hash(capsys, tmp_path):
     assert len(facts["sha256"]) == 64
 
 
-def test_verify_of_a_million_workers(capsys, tmp_path):
+def test_verify_a_million_workers(capsys, tmp_path):
     path = tmp_path / "big.json"
     assert main(["design", "250000x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
     document = answer(capsys, "verify", path, "--json")
@@ -158,7 +158,7 @@ def test_verify_of_a_million_workers(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "html", "pdf"])
-def test_show_draws(tmp_path, ending):
+def test_show_writes_every_picture_format(tmp_path, ending):
     path, schedule = tmp_path / f"picture.{ending}", str(tmp_path / "schedule.json")
     assert main(["design", "2x2", "--build", "node-then-all", "-o", schedule]) == 0
     assert main(["show", schedule, "-o", str(path)]) == 0
@@ -170,14 +170,14 @@ def test_show_draws(tmp_path, ending):
         assert b"http" not in re.sub(names, b"", data)
 
 
-def test_show_in_the_terminal_has_a_row_for_each_worker(capsys, figure_10):
+def test_show_prints_a_row_per_worker(capsys, figure_10):
     capsys.readouterr()
     rows = [line.split() for line in ran(capsys, ["show", str(figure_10)]).out.splitlines()]
     assert ["0", "0", "A", "F", "J", "F"] in rows
     assert ["1", "F", "K", "F"] in rows
 
 
-def test_show_as_json_says_what_it_leaves_out(capsys, tmp_path):
+def test_show_json_counts_omitted_workers(capsys, tmp_path):
     path = tmp_path / "big.json"
     assert main(["design", "1000x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
     document = answer(capsys, "show", path, "--json")
@@ -193,7 +193,7 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     assert "4: 1/2" in ran(capsys, ["show", str(path)]).out
 
 
-def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(capsys, tmp_path):
+def test_show_and_verify_explain_why_a_quorum_has_no_metrics(capsys, tmp_path):
     path = tmp_path / "quorum.json"
     sync = PartialAllReduce(quorum="majority")
     write_schedule(path, Schedule("s", Cluster.regular(1, 4), AllReduce(sync=sync)))
@@ -204,7 +204,7 @@ def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(caps
     assert f"No metrics: {none}; " in " ".join(ran(capsys, ["verify", str(path), "--metrics"]).out.split())
 
 
-def test_show_says_of_own_outer_parameters_that_no_matrix_mixes_them(capsys, tmp_path):
+def test_show_explains_why_per_worker_outer_params_have_no_metrics(capsys, tmp_path):
     path = tmp_path / "own.json"
     payload = Payload(outer=OuterStep(lr=Fraction(7, 10), outer_params=OuterParams.PER_WORKER))
     write_schedule(path, of_groups("own", Cluster.regular(1, 4), [(0, 1), (2, 3)], [(0, 2), (1, 3)], payload=payload))
@@ -222,7 +222,7 @@ def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
     assert sum(shares) == pytest.approx(1.0)
 
 
-def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_delay_costs(capsys, tmp_path):
+def test_wide_pipeline_is_proved_and_its_delay_costs_are_shown(capsys, tmp_path):
     path = tmp_path / "pipe.json"
     write_schedule(path, Schedule("pipe", Cluster.regular(2, 2), AllReduce(sync=Pipeline(width=3))))
     costs = pytest.approx({"stability_limit": (5**0.5 - 1) / 2, "noise_factor": 1.2247191})
@@ -278,7 +278,7 @@ def test_simulate_writes_pictures_and_traces(capsys, figure_10, tmp_path):
     assert {e["name"] for e in events if e["ph"] == "X"} == {"compute", "wait"}
 
 
-def test_several_schedules_side_by_side_reproduce_the_worked_example(capsys, figure_10, tmp_path):
+def test_simulate_compares_schedules_as_in_the_worked_example(capsys, figure_10, tmp_path):
     every_4 = tmp_path / "every4.json"
     assert main(["design", "4x4", "--build", "allreduce(every=4)", "-o", str(every_4)]) == 0
     document = answer(capsys, "simulate", figure_10, every_4, "--model-bytes", "552MB", "--json")
@@ -289,7 +289,7 @@ def test_several_schedules_side_by_side_reproduce_the_worked_example(capsys, fig
     assert second["consensus_distance"] == pytest.approx(1.40625)
 
 
-def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_predicts_and_a_picture(capsys, tmp_path):
+def test_simulate_compares_predicted_time_to_loss_as_design_does(capsys, tmp_path):
     network, paths = ["--set", "nic=100MB/s", "--model-bytes", "50MB"], []
     for name in ("allreduce", "allreduce(every=4)", "diloco"):
         paths.append(tmp_path / f"{len(paths)}.json")
@@ -310,7 +310,7 @@ def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_pre
 
 
 @pytest.mark.usefixtures("brief")
-def test_design_says_in_one_line_what_it_assumes(capsys, tmp_path):
+def test_design_lists_its_assumptions_in_one_line(capsys, tmp_path):
     said = " ".join(ran(capsys, ["design", "2x2", "--effort", "0.11", "--set", "nic=1GB/s"]).out.split())
     assert " assumed --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms, --optimizer=adam " in said
     place = tmp_path / "cluster.yaml"
@@ -322,7 +322,7 @@ def test_design_says_in_one_line_what_it_assumes(capsys, tmp_path):
     assert "assumed " not in capsys.readouterr().out, "everything is stated"
 
 
-def test_links_without_a_rate_count_as_free_and_are_named():
+def test_links_without_a_rate_are_free_and_listed_as_assumed():
     links = {"inside": Link(seconds_per_byte=1e-10), "node_nic": ((2, Link(latency=1e-6)),)}
     stated = Hardware(nic=Link(seconds_per_byte=1e-9), **links)
     cluster = Cluster.regular(3, 2, hardware=stated)
@@ -343,7 +343,7 @@ def test_design_lists_and_explains_the_catalogue(capsys):
     assert main(["design", "--list"]) == 0
 
 
-def test_schema_is_what_the_loader_uses(capsys):
+def test_schema_command_prints_the_schema_of_the_loader(capsys):
     assert answer(capsys, "schema") == schedule_schema()
 
 
@@ -402,7 +402,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         "--tolerate-failures: expected 0 to 1 for 2 workers"),
     (["run", "--nproc-per-node", "0", "x.py"], 2, "--nproc-per-node"),
 ])  # fmt: skip
-def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words):
+def test_usage_error_is_one_line_with_its_exit_code(capsys, arguments, code, words):
     assert words in refusal(capsys, *arguments, code=code)
 
 
@@ -425,7 +425,7 @@ def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words
     (["--trace", "/nowhere/t.csv"], 74, "/nowhere/t.csv"),
     (["-o", "picture.gif"], 2, "picture.gif"),
 ])  # fmt: skip
-def test_simulate_refuses_in_one_line(capsys, figure_10, options, code, words):
+def test_simulate_usage_error_is_one_line_with_its_exit_code(capsys, figure_10, options, code, words):
     assert words in refusal(capsys, "simulate", figure_10, *options, code=code)
 
 
@@ -434,7 +434,7 @@ def test_simulate_refuses_in_one_line(capsys, figure_10, options, code, words):
     ("num_nodes: 2\nworkers_per_node: 2\nhardware: {jitter: -1}\n", "hardware.jitter"),
     ("num_nodes: 0\nworkers_per_node: 2\n", "num_nodes"),
 ])  # fmt: skip
-def test_the_content_of_a_file_is_no_value_of_the_command_line(capsys, tmp_path, text, words):
+def test_invalid_cluster_file_is_no_usage_error(capsys, tmp_path, text, words):
     (path := tmp_path / "cluster.yaml").write_text(text)
     assert words in refusal(capsys, "design", path, code=65)
 
@@ -446,14 +446,14 @@ def test_the_content_of_a_file_is_no_value_of_the_command_line(capsys, tmp_path,
     ("run", ["--nproc-per-node", "--simulate-nodes", "[default: 1]"]),
     (None, ["--debug", "--version"]),
 ])  # fmt: skip
-def test_the_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
+def test_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
     monkeypatch.setenv("COLUMNS", "300")
     said = ran(capsys, [verb, "--help"] if verb else ["--help"]).out
     assert [words for words in shown if words not in said] == []
     assert "<bool>" not in said
 
 
-def test_the_choices_of_the_command_line_are_those_of_the_libraries():
+def test_command_line_choices_match_the_libraries():
     from partreduce.commands import design, import_
 
     assert list(import_.Format) == formats()
@@ -464,7 +464,7 @@ def test_the_choices_of_the_command_line_are_those_of_the_libraries():
     assert list(design.OptimizerChoice) == ["any", *Optimizer, "adamw"]
 
 
-def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figure_10):
+def test_internal_error_prints_one_line_and_writes_a_report(capsys, monkeypatch, figure_10):
     def broken(*arguments, **named):
         raise ZeroDivisionError("a bug")
 
@@ -476,7 +476,7 @@ def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figu
     assert "Traceback" in ran(capsys, ["--debug", "verify", str(figure_10)], 70).err
 
 
-def test_interruption_is_130(capsys, monkeypatch, figure_10):
+def test_keyboard_interrupt_exits_with_130(capsys, monkeypatch, figure_10):
     def interrupt(*arguments, **named):
         raise KeyboardInterrupt
 
@@ -484,13 +484,13 @@ def test_interruption_is_130(capsys, monkeypatch, figure_10):
     assert "Traceback" not in ran(capsys, ["verify", str(figure_10)], 130).err
 
 
-def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path):
+def test_show_rejects_strategies_without_fixed_phases(capsys, tmp_path):
     path = tmp_path / "no-phases.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), DynamicGroups()))
     assert "'dynamic_groups'" in refusal(capsys, "show", path, code=65)
 
 
-def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_path):
+def test_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_path):
     path = tmp_path / "server.json"
     write_schedule(path, Schedule("s", Cluster.regular(2, 2), Server()))
     said = answer(capsys, "simulate", path, "--json", "--model-bytes", "1MB", "--rounds", "8")
@@ -498,7 +498,7 @@ def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_pat
     assert "steady_seconds_per_step" not in said
 
 
-def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(capsys, tmp_path):
+def test_fragments_send_equal_bytes_with_a_lower_peak(capsys, tmp_path):
     path, network, found = tmp_path / "diloco.json", ["--set", "nic=1GB/s", "--model-bytes", "100MB"], {}
     for fragments in (1, 4):
         answer(capsys, "design", "4x2", "--build", f"diloco(fragments={fragments})", "-o", path, "--json")
@@ -514,7 +514,7 @@ def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(c
     assert "on no more than 25 MB are in flight at a worker." in said
 
 
-def test_bytes_of_a_round_are_a_fact_where_rounds_are_fixed(capsys, tmp_path):
+def test_sent_bytes_are_a_fact_of_fixed_rounds_only(capsys, tmp_path):
     path = tmp_path / "per-worker.json"
     write_schedule(path, Schedule("p", Cluster.regular(2, 2), AllReduce(steps_per_round=(1, 2, 1, 1))))
     assert main(["verify", str(path), "--model-bytes", "1MB"]) == 0
@@ -523,7 +523,7 @@ def test_bytes_of_a_round_are_a_fact_where_rounds_are_fixed(capsys, tmp_path):
     assert "a fact of fixed rounds only" in refusal(capsys, "verify", path, "--model-bytes", "1MB", code=2)
 
 
-def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_metrics(capsys, tmp_path):
+def test_noloco_is_built_proved_and_compared_without_metrics(capsys, tmp_path):
     path, other = tmp_path / "noloco.json", ROOT / "examples" / "two-level.json"
     assert answer(capsys, "design", "4x4", "--build", "noloco(every=20)", "-o", path, "--json")["period"] == 8
     said = answer(capsys, "verify", path, "--json", "--model-bytes", "1MB")
@@ -540,7 +540,7 @@ def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_met
     assert "radius of a period is 5.94" in refusal(capsys, *unstable, code=2)
 
 
-def test_regions_are_those_of_the_switches(capsys, tmp_path):
+def test_regions_match_the_switches(capsys, tmp_path):
     path = tmp_path / "regions.json"
     cluster = ROOT / "examples" / "two-regions.yaml"
     answer(capsys, "design", cluster, "--build", "regions-diloco(every=3)", "-o", path, "--json")
@@ -550,7 +550,7 @@ def test_regions_are_those_of_the_switches(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [DynamicGroups(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])
-def test_simulate_compares_kinds_without_fixed_phases_with_the_others(capsys, tmp_path, kind):
+def test_simulate_compares_kinds_without_fixed_phases(capsys, tmp_path, kind):
     path, other = tmp_path / "no-phases.json", tmp_path / "phases.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 2), kind))
     write_schedule(other, Schedule("a", Cluster.regular(2, 2), AllReduce()))
@@ -567,7 +567,7 @@ def test_simulate_compares_kinds_without_fixed_phases_with_the_others(capsys, tm
 @pytest.mark.parametrize(
     "kind", [DynamicGroups(), Pairwise(active=(0, 1, 2, 3)), Pairwise(active=(0, 1), sync=DelayedAveraging())]
 )
-def test_simulate_runs_the_protocol_of_schedules_without_phases(capsys, tmp_path, kind):
+def test_simulate_runs_the_protocol_of_kinds_without_phases(capsys, tmp_path, kind):
     path = tmp_path / "protocol.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), kind))
     options = ["--set", "compute=50ms", "--set", "slow=3:5x", "--model-bytes", "552MB", "--rounds", "20"]
@@ -581,13 +581,13 @@ def test_simulate_runs_the_protocol_of_schedules_without_phases(capsys, tmp_path
     assert "the mean over the steps of all" in capsys.readouterr().out
 
 
-def test_a_timeline_that_would_not_fit_memory_is_refused_with_what_fits(capsys, tmp_path):
+def test_timeline_too_large_for_memory_is_rejected(capsys, tmp_path):
     path = tmp_path / "big.json"
     assert main(["design", "250000x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
     assert "at most 50 rounds fit" in refusal(capsys, "simulate", path, code=65)
 
 
-def test_a_paragraph_of_a_help_text_has_no_line_ends_of_the_source():
+def test_help_paragraphs_contain_no_line_breaks():
     """They ended lines in mid-sentence, whatever the width of the terminal."""
     verbs = typer.main.get_command(build_app()).commands
     for name, verb in verbs.items():
@@ -595,7 +595,7 @@ def test_a_paragraph_of_a_help_text_has_no_line_ends_of_the_source():
         assert all("\n" not in paragraph for paragraph in verb.help.split("\n\n")), name
 
 
-def test_each_verb_has_three_examples_which_parse():
+def test_each_verb_has_three_examples_that_parse():
     assert set(EXAMPLES) == {*VERBS, *HIDDEN}
     verbs = typer.main.get_command(build_app()).commands
     for verb, examples in EXAMPLES.items():
@@ -610,7 +610,7 @@ def test_each_verb_has_three_examples_which_parse():
                 limits_of(context.params.get("most"))
 
 
-def test_the_tables_of_help_have_every_key_with_an_example_that_is_read(capsys):
+def test_help_tables_list_every_key_with_a_valid_example(capsys):
     for option, rows, read in (("--set", SETTING_KEYS, cluster_settings), ("--max", LIMIT_KEYS, limits_of)):
         with pytest.raises(InputError) as unknown:
             read(["?=1"])
@@ -623,7 +623,7 @@ def test_the_tables_of_help_have_every_key_with_an_example_that_is_read(capsys):
     assert main(["help", "nothing"]) == 2
 
 
-def test_panels_of_the_help_come_in_one_order_and_end_with_the_general_one(capsys):
+def test_help_panels_are_ordered_and_end_with_general(capsys):
     for verb in VERBS + HIDDEN:
         text = ran(capsys, [verb, "--help"]).out
         assert "Usage: partreduce" in text

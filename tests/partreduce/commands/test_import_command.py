@@ -10,7 +10,7 @@ from partreduce.commands.import_ import command
 run = runner(command)
 
 
-def test_notes_are_printed_and_stand_in_the_json(tmp_path):
+def test_notes_are_printed_and_included_in_the_json(tmp_path):
     path, output = tmp_path / "w.npy", tmp_path / "s.json"
     np.save(path, np.array([[1, 2], [2, 1]], dtype=np.float32) / np.float32(3))
     shown = run(str(path), "-o", str(output))

@@ -20,7 +20,7 @@ sys.exit(int(sys.argv[-1]) if os.environ["RANK"] == "2" else 0)
 
 
 @pytest.mark.processes
-def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_code_on(tmp_path):
+def test_run_uses_the_schedule_shape_and_forwards_arguments_and_exit_code(tmp_path):
     script, schedule = tmp_path / "script.py", tmp_path / "s.json"
     script.write_text(SCRIPT)
     assert main(["design", "2x2", "--build", "allreduce", "-o", str(schedule)]) == 0
@@ -32,26 +32,26 @@ def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_cod
 
 
 @pytest.mark.processes
-def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_path):
+def test_exit_code_after_the_end_of_the_output_is_reported(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, time\nos.closerange(1, 256)\ntime.sleep(0.5)\nos._exit(7)\n")
     assert WARM.run("partreduce", "run", "--workers", "2", str(script)).returncode == 7
 
 
 @pytest.mark.parametrize(("stated", "count"), [("4,2", "4"), (" 3 ", "3"), ("abc", "1"), ("", "1"), ("0", "1")])
-def test_threads_that_openmp_would_not_understand_are_left_aside(monkeypatch, stated, count):
+def test_invalid_omp_num_threads_is_ignored(monkeypatch, stated, count):
     monkeypatch.setenv("OMP_NUM_THREADS", stated)
     assert worker_env(0, Cluster.regular(1, 64), None)["OMP_NUM_THREADS"] == count
 
 
-def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):
+def test_run_rejects_a_schedule_for_another_number_of_workers(tmp_path, capsys):
     schedule = tmp_path / "s.json"
     assert main(["design", "2x2", "--build", "allreduce", "-o", str(schedule)]) == 0
     assert main(["run", "--schedule", str(schedule), "--workers", "3", "train.py"]) == 2
     assert "is for 4 workers; leave --workers out, or --schedule" in " ".join(capsys.readouterr().err.split())
 
 
-def test_missing_torch_is_said_with_the_way_to_get_it(monkeypatch, capsys):
+def test_run_without_torch_names_the_extra_to_install(monkeypatch, capsys):
     monkeypatch.setattr("partreduce.topo.extras.find_spec", lambda name: None)
     assert "pip install 'partreduce[torch]'" in ran(capsys, ["run", "--workers", "2", "train.py"], 77).err
 
@@ -60,7 +60,7 @@ def test_missing_torch_is_said_with_the_way_to_get_it(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("code", "said"), [("os._exit(7)", True), ("print('no', file=sys.stderr); sys.exit(7)", False)]
 )
-def test_a_worker_that_ends_without_any_message_is_named_once(tmp_path, code, said):
+def test_worker_that_exits_without_a_message_is_named_once(tmp_path, code, said):
     script = tmp_path / "script.py"
     script.write_text(f"import os, sys\nif os.environ['RANK'] == '1': {code}\n")
     done = WARM.run("partreduce", "run", "--workers", "2", str(script))
@@ -70,7 +70,7 @@ def test_a_worker_that_ends_without_any_message_is_named_once(tmp_path, code, sa
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("cause", "code"), [("raise ValueError('mine')", 1), ("os._exit(7)", 7)])
-def test_the_exit_code_is_that_of_the_cause_whichever_other_worker_ends_first(tmp_path, cause, code):
+def test_exit_code_is_that_of_the_failed_worker_not_of_its_peers(tmp_path, cause, code):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, time, partreduce\nrank = int(os.environ['RANK'])\ntime.sleep(0.4 * rank)\n"
@@ -82,7 +82,7 @@ def test_the_exit_code_is_that_of_the_cause_whichever_other_worker_ends_first(tm
 
 
 @pytest.mark.processes
-def test_the_traceback_of_a_script_begins_in_the_script(tmp_path):
+def test_traceback_starts_in_the_script(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("def fails():\n    raise ValueError('mine')\nfails()\n")
     done = WARM.run("partreduce", "run", "--workers", "1", str(script))
@@ -93,7 +93,7 @@ def test_the_traceback_of_a_script_begins_in_the_script(tmp_path):
     assert "partreduce/" not in done.stderr
 
 
-def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monkeypatch):
+def test_signal_is_the_cause_among_simultaneous_exits(monkeypatch):
     monkeypatch.setattr(supervision, "_publish_failure", lambda *_, **__: None)
     monkeypatch.setattr(supervision.Child, "signal", lambda *_: None)
     codes = {0: 1, 1: 69, 2: -9}
@@ -104,7 +104,7 @@ def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monke
 
 
 @pytest.mark.processes
-def test_a_refuted_schedule_is_run_with_a_warning(tmp_path):
+def test_refuted_schedule_runs_with_a_warning(tmp_path):
     script, schedule = tmp_path / "script.py", tmp_path / "s.json"
     script.write_text("")
     write_schedule(schedule, of_groups("apart", Cluster.regular(1, 4), [(0, 1), (2, 3)]))
@@ -115,7 +115,7 @@ def test_a_refuted_schedule_is_run_with_a_warning(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("uses", [False, True])
-def test_a_script_that_does_not_use_its_schedule_gets_the_three_lines_that_do(tmp_path, uses):
+def test_script_that_ignores_its_schedule_is_shown_the_missing_lines(tmp_path, uses):
     script, schedule = tmp_path / "script.py", tmp_path / "s.json"
     wraps = "optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ['PARTREDUCE_SCHEDULE'])\n"
     script.write_text(

@@ -23,7 +23,7 @@ def run(*arguments):
     return runner(command)(*arguments).stdout
 
 
-def test_a_gap_is_described_with_its_bound_and_the_run_is_drawn(gap_file, tmp_path):
+def test_iteration_gap_run_is_described_and_drawn(gap_file, tmp_path):
     options = (gap_file, "--set", "compute=1s", "--set", "slow=3:5", "--rounds", "40")
     picture = tmp_path / "gaps.svg"
     text = run(*options, "-o", picture)
@@ -37,7 +37,7 @@ def test_a_gap_is_described_with_its_bound_and_the_run_is_drawn(gap_file, tmp_pa
     assert "<svg" in picture.read_text()
 
 
-def test_bytes_are_those_that_were_sent(gap_file):
+def test_simulated_bytes_match_the_edges_of_the_graph(gap_file):
     facts = json.loads(run(gap_file, "--model-bytes", "1MB", "--rounds", "20", "--json"))
     edges_out = 2 + 4  # the ring's two, and each of 4 workers has its most distant one on the other node
     assert facts["nic_bytes_per_step"] <= edges_out * 1e6
@@ -54,7 +54,7 @@ def quorum_file(save_schedule):
     )
 
 
-def test_rounds_of_a_quorum_are_described_and_the_run_is_drawn(quorum_file, tmp_path):
+def test_quorum_run_is_described_and_drawn(quorum_file, tmp_path):
     options = (quorum_file, "--set", "compute=1s", "--set", "slow=7:5", "--set", "jitter=0.02", "--rounds", "100")
     picture = tmp_path / "rounds.svg"
     text = " ".join(run(*options, "-o", picture).split())

@@ -41,23 +41,23 @@ def functions(tmp_path):
     return f"{tmp_path}/phases.py:"
 
 
-def test_a_user_function_is_expanded_proved_and_exported(functions, tmp_path, capsys):
+def test_user_function_is_expanded_proved_and_exported(functions, tmp_path, capsys):
     asked = ["verify", f"{functions}pairs", "--cluster", "2x4", "--period", "3"]
     document = json.loads(ran(capsys, [*asked, "--export", str(out := tmp_path / "schedule.json"), "--json"]).out)
     assert {claim["claim"]: claim["status"] for claim in document["claims"]}["exact-consensus"] == "proved"
     assert load_schedule(out).period == 3
 
 
-def test_a_function_whose_members_disagree_is_refuted(functions, capsys):
+def test_function_with_inconsistent_groups_is_refuted(functions, capsys):
     assert "worker 0" in ran(capsys, ["verify", f"{functions}wrong", "--cluster", "2x4", "--period", "1"], 1).out
 
 
-def test_a_function_without_period_says_what_it_needs(functions, capsys):
+def test_function_without_a_period_is_rejected(functions, capsys):
     (line,) = ran(capsys, ["verify", f"{functions}pairs", "--cluster", "2x4"], 2).err.splitlines()
     assert "--period" in line
 
 
-def test_a_hand_written_file_is_written_again_in_the_form_that_the_checker_reads(tmp_path):
+def test_export_rewrites_a_file_in_the_canonical_form(tmp_path):
     phases = [[{"group": [3, 2], "relaxation": "2/4"}, {"group": [1, 0]}], [{"group": [0, 1, 2, 3]}]]
     strategy = {"kind": "static", "sync": "synchronous", "steps_per_round": [2] * 4, "phases": phases}
     by_hand, again, certificate = (tmp_path / f"{name}.json" for name in ("by_hand", "again", "certificate"))
@@ -75,7 +75,7 @@ def test_a_hand_written_file_is_written_again_in_the_form_that_the_checker_reads
             assert "`partreduce verify FILE --export NEW` writes" in done.stdout
 
 
-def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path):
+def test_runtime_checks_the_certificate_in_the_file(tmp_path):
     schedule = registry.build("prague-figure-10", Cluster.regular(2, 4))
     certificate = json.loads(json.dumps(dict(prove(schedule).certificate)))
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
@@ -86,7 +86,7 @@ def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path):
     check_error(RefutedError, "contraction", read_schedule, bad)
 
 
-def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does(tmp_path, capsys):
+def test_verify_rejects_a_file_with_an_invalid_certificate(tmp_path, capsys):
     pair, ring = (registry.build(name, Cluster.regular(2, 2)) for name in ("node-then-all", "allreduce"))
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     write_schedule(good, pair.with_certificate(prove(pair).certificate))
@@ -97,7 +97,7 @@ def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does
     assert "the certificate is of another schedule; take the member" in err
 
 
-def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together():
+def test_plain_words_claim_no_contraction_without_consensus():
     cluster = Cluster.regular(2, 2)
     apart, pairs = (
         of_phases("drawn", cluster, tuple(Phase.from_groups(4, one) for one in phases))
@@ -146,7 +146,7 @@ def graph():
     (groups, "workers {0,1} never average with {2,3,4}"),
     (graph, "workers {0,1} never average with {2,3}"),
 ])  # fmt: skip
-def test_the_first_line_names_the_sets_that_can_part_and_the_exit_code_is_the_users(made, first, tmp_path, capsys):
+def test_first_line_names_the_sets_that_can_part(made, first, tmp_path, capsys):
     path, proof = tmp_path / "s.json", prove(made())
     write_schedule(path, made())
     said = ran(capsys, ["verify", str(path)], 1).out.splitlines()
@@ -172,7 +172,7 @@ def test_json_and_python_name_the_same_sets(made, sets, tmp_path, capsys):
     assert proof.without_consensus().require().verdict == "proved"
 
 
-def test_each_set_of_a_gap_can_do_without_the_other():
+def test_each_set_of_a_gap_needs_at_most_one_update_of_the_other():
     schedule = backup()
     one, other = prove(schedule).can_part
     assert not set(one) & set(other)
@@ -182,7 +182,7 @@ def test_each_set_of_a_gap_can_do_without_the_other():
             assert len(outside) <= 1, "its one backup worker"
 
 
-def test_what_is_refuted_and_not_needed_is_not_called_nothing(tmp_path, capsys):
+def test_refuted_property_that_is_not_needed_is_still_listed(tmp_path, capsys):
     """Under staleness the mean is not preserved, and all agree."""
     path = tmp_path / "s.json"
     write_schedule(path, with_gap(staleness=5, weights=EdgeWeighting.ITERATION))
@@ -193,7 +193,7 @@ def test_what_is_refuted_and_not_needed_is_not_called_nothing(tmp_path, capsys):
     assert json.loads(ran(capsys, ["verify", str(path), "--json"]).out)["consensus"] == "guaranteed"
 
 
-def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
+def test_allow_no_consensus_allows_no_other_refutation(tmp_path, capsys):
     """A mean that moves is refuted whatever is allowed."""
     path = tmp_path / "s.json"
     half = Fraction(3, 4)
@@ -203,7 +203,7 @@ def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("brief")
-def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
+def test_design_warns_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     path = tmp_path / "s.json"
     links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
     asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "iteration_gap"]

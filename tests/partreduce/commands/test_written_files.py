@@ -44,7 +44,7 @@ def writes(path):
             yield node.lineno
 
 
-def test_no_other_place_writes_files():
+def test_files_are_written_by_the_atomic_writer_only():
     for place in PLACES:
         for path in [place] if place.suffix == ".py" else sorted(place.rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
@@ -59,7 +59,7 @@ def test_no_other_place_writes_files():
     ["schema", "-o", "out.json"],
     ["simulate", "SCHEDULE", "-o", "out.svg"],
 ])  # fmt: skip
-def test_what_stood_there_stands_until_the_new_file_is_whole(arguments, tmp_path, monkeypatch):
+def test_failed_write_keeps_the_previous_file(arguments, tmp_path, monkeypatch):
     schedule = tmp_path / "schedule.json"
     assert main(["design", "2x2", "--build", "prague-figure-10", "-o", str(schedule)]) == 0
     target = tmp_path / arguments[-1]
@@ -78,7 +78,7 @@ def test_what_stood_there_stands_until_the_new_file_is_whole(arguments, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([arguments[-1], "schedule.json"])
 
 
-def test_a_descriptor_is_written_as_it_is():
+def test_file_descriptors_are_written_directly():
     reading, writing = os.pipe()
     write_file(f"/dev/fd/{writing}", b"text")
     os.close(writing)
@@ -93,7 +93,7 @@ def test_a_descriptor_is_written_as_it_is():
     (["design", "in.yaml", "--build", "ring", "-o", "in.yaml"], "--output"),
     (["simulate", "in.json", "in.json", "-o", "link.png"], "--output"),
 ])  # fmt: skip
-def test_a_command_does_not_write_over_a_file_that_it_reads(arguments, option, tmp_path, monkeypatch, capsys):
+def test_command_rejects_an_output_that_is_also_an_input(arguments, option, tmp_path, monkeypatch, capsys):
     """A certificate took the place of its schedule, with exit code 0."""
     monkeypatch.chdir(tmp_path)
     partreduce.write_schedule("in.json", partreduce.design("2x2", build="allreduce"))

@@ -24,7 +24,7 @@ def result(name, seconds, loss, across=1e6):
     )  # fmt: skip
 
 
-def test_the_task_has_the_counts_that_results_divide_by():
+def test_task_sizes_match_the_constants():
     from partreduce.demo.train import load_digits, make_model
 
     digits = load_digits()
@@ -33,13 +33,13 @@ def test_the_task_has_the_counts_that_results_divide_by():
     assert sum(p.numel() for p in make_model().parameters()) == 71_754
 
 
-def test_the_target_is_reached_at_the_first_evaluation_below_it_in_the_seconds_of_every_turn():
+def test_target_is_reached_at_the_first_evaluation_below_it():
     steps, seconds = result("a", [[1.0, 2.0, 3.0], [2.0, 5.0, 6.0]], [0.5, 0.1, 0.2]).reached(0.1)
     assert (steps, seconds.tolist()) == (20, [2.0, 5.0])
     assert result("a", [1.0], [0.5]).reached(0.1) is None
 
 
-def test_the_conclusion_says_bytes_and_steps_first_and_seconds_as_the_range_of_all_turns():
+def test_conclusion_lists_bytes_steps_and_the_range_of_seconds():
     base = result("All-Reduce", [[2.0, 4.0], [3.0, 9.0]], [0.5, 0.05], 4e6)
     fast = result("fast", [[1.0, 2.0], [1.0, 3.0]], [0.5, 0.05])
     (line,) = conclusion([base, fast], TARGET)
@@ -48,7 +48,7 @@ def test_the_conclusion_says_bytes_and_steps_first_and_seconds_as_the_range_of_a
     assert line.endswith("took 2.00 to 3.00 s in 2 turns (All-Reduce: 4.00 to 9.00 s): 2.00 to 3.00 times as fast.")
 
 
-def test_the_conclusion_says_slower_undecided_and_not_reached():
+def test_conclusion_reports_slower_undecided_and_missed_targets():
     base = result("All-Reduce", [[2.0, 4.0], [3.0, 4.0]], [0.5, 0.05], 4e6)
     slow = result("slow", [[3.0, 8.0], [3.0, 5.0]], [0.5, 0.05])
     both = result("both", [[3.0, 8.0], [1.0, 2.0]], [0.5, 0.05])
@@ -58,7 +58,7 @@ def test_the_conclusion_says_slower_undecided_and_not_reached():
     assert lines[2].startswith("never did not reach")
 
 
-def test_what_was_proved_is_said_as_what_it_means(tmp_path):
+def test_proofs_are_summarized_in_plain_words(tmp_path):
     make_folder(tmp_path)
     protocol = "If the program follows its protocol: no deadlock"
     assert [verdict_line(one.schedule, one.proof).split("[/]: ")[1] for one in prepare(tmp_path, "2x4")] == [
@@ -79,7 +79,7 @@ def start_warm(command, *, stdout, **_):
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [2, 4])
-def test_a_short_demonstration(tmp_path, capsys, monkeypatch, workers):
+def test_short_demo(tmp_path, capsys, monkeypatch, workers):
     """Of two workers on a node, whose processes start and end in half the time, and of four."""
     folder, prepare_all, asked = tmp_path / "demo", stages.prepare, []
     if workers == 2:
@@ -113,7 +113,7 @@ def test_a_short_demonstration(tmp_path, capsys, monkeypatch, workers):
 
 
 @pytest.mark.processes
-def test_turns_begin_with_another_schedule_each_time_and_differ_in_seconds_alone(tmp_path):
+def test_repeats_rotate_the_schedules_and_reproduce_the_losses(tmp_path):
     make_folder(tmp_path)
     candidates = prepare(tmp_path, "1x2")[::2]
     plan = Plan(

@@ -39,7 +39,7 @@ job = jobs("4x4", HARDWARE, effort=1.0, time_limit=3600.0)
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(HARDWARE, num_nics=4, model_bytes=100_000_000)])
 @pytest.mark.parametrize("name", ["allreduce", "node-digits", "prague-figure-10"])
-def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name, hardware):
+def test_best_setting_equals_exhaustive_measurement(name, hardware):
     schedule = registry.build(name, Cluster.parse("4x4"))
     everything = [
         measure(with_timing(schedule, late.sync, steps_per_round), job(hardware=hardware), algorithm=algorithm)
@@ -65,7 +65,7 @@ FAST = with_links(50e9, 50e9, model_bytes=100_000_000, compute=0.05)
 @pytest.mark.parametrize("asked", [
     job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE), job("2x2", THIN, codec=None),
 ], ids=["slow workers", "codecs"])  # fmt: skip
-def test_every_option_is_what_its_file_says_and_may_run(asked, every):
+def test_every_option_matches_its_schedule(asked, every):
     options = competitors(asked)
     assert {option.transport.codec for option in options} >= {Codec.NONE} | {Codec.INT8} & set(asked.codecs)
     assert {option.delay for option in options} == set(Delay)
@@ -84,7 +84,7 @@ def test_every_option_is_what_its_file_says_and_may_run(asked, every):
         assert (str(option.transport.codec) in option.name) is (option.transport.codec is not Codec.NONE)
 
 
-def test_restrictions_hold_for_every_candidate_and_baselines_stay():
+def test_restrictions_hold_for_every_candidate_except_baselines():
     rings = competitors(job(algorithm=AllReduceAlgorithm.RING, sync=Delay.SYNCHRONOUS), until=0.0)
     assert {(option.algorithm, option.late) for option in rings} == {(AllReduceAlgorithm.RING, False)}
     asked = job(sync=Delay.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000))
@@ -93,7 +93,7 @@ def test_restrictions_hold_for_every_candidate_and_baselines_stay():
     assert "allreduce" in {option.name for option in late.baselines}, "what torch does, though it is not late"
 
 
-def test_late_all_reduce_hides_the_default_jobs_communication():
+def test_delayed_allreduce_hides_the_communication_of_the_default_job():
     asked = job(hardware=replace(HARDWARE, model_bytes=100_000_000), effort=0.3)
     found = plan(asked)
     late = next(o for o in found.options if o.is_plain and o.late and o.steps_per_round == 1)
@@ -103,13 +103,13 @@ def test_late_all_reduce_hides_the_default_jobs_communication():
     assert decisive_time(found.recommendation, asked) <= min(usual.time, decisive_time(late, asked))
 
 
-def test_a_limit_on_communication_decides_the_steps_of_a_round():
+def test_communication_limit_sets_the_steps_per_round():
     asked = job(objective=Objective.CONSENSUS_DISTANCE, limits=Limits(max_communication=0.03))
     best = [o for o in competitors(asked, names=("allreduce",)) if o.is_plain and o.costs.keep(asked.limits)]
     assert min(o.steps_per_round for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
 
 
-def test_command_line_says_which_algorithm_and_sync_may_be(capsys):
+def test_design_accepts_algorithm_and_sync(capsys):
     asked = ["design", "2x2", "--effort", "0.3", "--json"]
     answer = json.loads(ran(capsys, [*asked, "--algorithm", "ring", "--sync", "synchronous"]).out)
     assert {(row["algorithm"], row["sync"]) for row in answer["front"]} == {("ring", "synchronous")}
@@ -121,7 +121,7 @@ def test_command_line_says_which_algorithm_and_sync_may_be(capsys):
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(SLOW, node_nic=())])
 @pytest.mark.parametrize("name", ["allreduce", "node-then-all", "pairs-pairs-all", "node-digits"])
-def test_seconds_of_many_settings_are_those_of_each(hardware, name):
+def test_batched_timings_equal_single_timings(hardware, name):
     asked = job("4x4", hardware)
     axes = Axes(registry.build(name, asked.cluster), asked)
     for timing in axes.timings:
@@ -160,7 +160,7 @@ def on_fast_links():
     return few(FAST)
 
 
-def test_nothing_is_rounded_unless_the_job_allows_it_nor_by_a_strategy_that_cannot(plain, with_codecs):
+def test_codecs_are_used_only_if_the_job_and_the_strategy_allow_them(plain, with_codecs):
     assert {option.transport.codec for option in plain} == {Codec.NONE}
     refusing = [o for o in with_codecs if o.schedule.strategy.codec_unsupported_reason(o.schedule.cluster)]
     assert refusing
@@ -168,7 +168,7 @@ def test_nothing_is_rounded_unless_the_job_allows_it_nor_by_a_strategy_that_cann
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(seed):
+def test_finest_codec_within_the_worthwhile_margin_is_chosen(seed):
     rng = np.random.default_rng(seed)
     hardware = replace(
         THIN,
@@ -201,7 +201,7 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
             assert all(known[codec] * part > best for codec in finer)
 
 
-def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(plain, with_codecs):
+def test_codec_is_recommended_on_slow_links(plain, with_codecs):
     asked, options = thin_job(codec=None), with_codecs
     chosen = recommend(options, asked)
     assert chosen.transport.codec is not Codec.NONE
@@ -215,7 +215,7 @@ def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(pl
     assert "for coding per step" in said
 
 
-def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why():
+def test_codec_that_does_not_pay_on_fast_links_is_explained():
     asked = thin_job(FAST, codec=Codec.INT8, sync=Delay.SYNCHRONOUS)
     options = competitors(asked, names=FEW)
     assert {option.transport.codec for option in options} == {Codec.NONE}
@@ -233,7 +233,7 @@ def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why():
     assert f"would cost {coding * 1e3:.4g} ms for coding and save {saved * 1e3:.4g} ms of wire per step" in said
 
 
-def test_where_no_codec_is_allowed_the_answer_says_what_it_would_gain_if_that_is_much(on_fast_links):
+def test_gain_of_a_codec_that_is_not_allowed_is_reported(on_fast_links):
     thinner = replace(THIN, nic=Link.of_bandwidth(1e6, 1e-4))
     asked, allreduce = thin_job(thinner), ("allreduce",)
     options = competitors(asked, names=allreduce)
@@ -248,7 +248,7 @@ def test_where_no_codec_is_allowed_the_answer_says_what_it_would_gain_if_that_is
     assert not any("--codec" in sentence for sentence in late_and_small(chosen, on_fast_links, quick))
 
 
-def test_a_pipeline_hides_communication_at_a_price():
+def test_pipeline_hides_communication_at_a_price():
     asked = thin_job(replace(THIN, nic=Link.of_bandwidth(25e6, 1e-4), compute=0.13))
     options = competitors(asked, names=("allreduce",))
     found = {
@@ -264,28 +264,28 @@ def test_a_pipeline_hides_communication_at_a_price():
     assert pipeline.time_at_worst == pytest.approx(pipeline.step_seconds * (1 + FITTED.delay + FITTED.delay_more))
 
 
-def test_where_communication_is_little_the_answer_says_that_a_pipeline_does_not_pay(on_fast_links):
+def test_pipeline_that_does_not_pay_is_explained(on_fast_links):
     asked, options = thin_job(FAST), on_fast_links
     (said,) = (one for one in late_and_small(recommend(options, asked), options, asked) if "pipeline" in one)
     assert said.endswith("it does not pay")
     assert "would hide 3 ms of All-Reduce's 53 ms per step (6%)" in said
 
 
-def test_the_price_of_late_gradients_grows_with_the_steps_that_they_are_late():
+def test_price_of_delayed_gradients_grows_with_the_delay():
     asked = thin_job()
     assert asked.delayed(SYNCHRONOUS) == asked.delayed(DelayedAveraging()) == 0
     assert 0 < asked.delayed(Pipeline()) == FITTED.delay == asked.delayed(Pipeline(width=3)) / 2
     assert FITTED.steps_ratio(0.0, 0.0, delayed=FITTED.delay, gradients=True) == 1 + FITTED.delay
 
 
-def test_only_pipelines_where_only_they_are_asked_for():
+def test_sync_pipeline_yields_only_pipelines():
     found = plan(replace(thin_job(sync=Delay.PIPELINE), effort=0.3))
     assert found.recommendation.schedule.strategy.sync == Pipeline()
     assert {option.delay for option in found.front if not option.is_usual} == {Delay.PIPELINE}
     assert "allreduce" in {option.name for option in found.baselines}
 
 
-def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plain):
+def test_gradients_are_bucketed_per_layer_if_the_layers_are_known(plain):
     layered = thin_job(replace(THIN, layers=4, nic=Link.of_bandwidth(25e6)), sync=Delay.SYNCHRONOUS)
     found = {
         o.transport.gradient_buckets: o
@@ -298,7 +298,7 @@ def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plai
     assert {o.transport.gradient_buckets for o in plain} == {GradientBuckets.SINGLE}
 
 
-def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less():
+def test_transports_are_sorted_from_finest_to_cheapest():
     schedule = with_timing(registry.build("node-then-all", Cluster.parse("4x4")), SYNCHRONOUS, 1)
     transports = transports_of(schedule, thin_job(codec=None))
     assert [costed.transport.codec for costed in transports] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
@@ -308,7 +308,7 @@ def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less():
     assert [costed.transport.codec for costed in transports_of(schedule, thin_job(slow, codec=None))] == [Codec.NONE]
 
 
-def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys):
+def test_design_writes_sync_and_transport_into_the_file(tmp_path, capsys):
     path = tmp_path / "pick.json"
     asked = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--effort", "0.3", "--json"]
     assert main([*asked, "--sync", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
@@ -323,7 +323,7 @@ def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys):
     assert "'int4' is not one of" in capsys.readouterr().err
 
 
-def test_reasons_name_what_comes_late_and_the_usual_all_reduce():
+def test_reasons_of_a_pipeline_name_its_delay():
     asked = thin_job(replace(THIN, nic=Link.of_bandwidth(25e6)), sync=Delay.PIPELINE, codec=None)
     options = competitors(asked, names=FEW)
     chosen = recommend(options, asked)

@@ -64,19 +64,19 @@ def simulate_pilot(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled",
 
 
 @pytest.mark.parametrize("steps_ratio", [0.8, 1.0, 1.05, 1.5, 4.0])
-def test_a_stretched_curve_is_recognized(steps_ratio):
+def test_steps_ratio_of_a_stretched_curve(steps_ratio):
     rng, schedule = np.random.default_rng(1), reference(CLUSTER)
     base, other = (np.array(curve(schedule, 0, ratio, rng, 0.0).losses) for ratio in (1.0, steps_ratio))
     for lowered in (0, 1):  # losses below 0 have no logarithm; a shift of both curves changes nothing else
         assert steps_ratio_between(other - lowered, base - lowered) == pytest.approx(steps_ratio, rel=0.02)
 
 
-def test_a_curve_lies_on_itself():
+def test_steps_ratio_of_equal_curves_is_1():
     noisy = curve(reference(CLUSTER), 0, 1.0, np.random.default_rng(2), 0.1).losses
     assert steps_ratio_between(noisy, noisy) == pytest.approx(1.0, abs=0.02)
 
 
-def test_intervals_cover_the_known_prices_as_often_as_they_say():
+def test_intervals_have_their_stated_coverage():
     """Forty pilots of one job: a 90 % interval misses 4 of them on average, and 8 or more once in 25 times."""
     a, late = 0.03, 0.08
     pilots = [simulate_pilot(a, late, rng=rng).prices for rng in range(40)]
@@ -90,7 +90,7 @@ def test_intervals_cover_the_known_prices_as_often_as_they_say():
     assert np.median([p.error for p in pilots]) < 0.03
 
 
-def test_the_interval_of_a_price_of_nothing_begins_at_nothing():
+def test_interval_of_a_zero_price_starts_at_0():
     """It is one-sided then: 19 of 20 intervals begin at 0."""
     pilots = [simulate_pilot(0.0, 0.0, rng=rng).prices for rng in range(10)]
     assert sum(p.consensus_distance.low == 0 for p in pilots) >= 8
@@ -98,7 +98,7 @@ def test_the_interval_of_a_price_of_nothing_begins_at_nothing():
     assert all(0 <= p.consensus_distance.value <= p.consensus_distance.high < 0.01 for p in pilots)
 
 
-def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_distance():
+def test_price_of_averaging_is_separate_from_distance():
     """As under Adam, whose second moments are of single workers' gradients then."""
     pilot = simulate_pilot(0.02, 0.0, averaging=0.6)
     prices = pilot.prices
@@ -109,7 +109,7 @@ def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_
     assert model.steps_ratio(0.0, 0.0, gradients=True) == 1
 
 
-def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones():
+def test_delay_price_of_long_rounds_is_not_charged_to_short_ones():
     """As under momentum: at one step a round it costs nothing."""
     pilot = simulate_pilot(0.02, 0.0, later=0.1)
     model = steps_model(pilot)
@@ -125,14 +125,14 @@ def probe(distance, late, *steps_ratios):
     return Probe(schedule=str(distance), steps_ratios=steps_ratios, **metrics)
 
 
-def test_too_few_probes_leave_prices_out_instead_of_guessing_them():
+def test_too_few_probes_leave_prices_unset():
     rows = [probe(d, late, 1 + 0.1 * d) for d, late in ((1.0, 0.0), (2.0, 0.0), (3.0, 3.0))]
     prices = fit_prices(rows, data="shuffled")
     assert prices.averaging is None
     assert prices.later is None
 
 
-def test_the_price_of_drift_is_found_where_data_differ():
+def test_drift_price_is_recovered_on_unequal_data():
     pilot = simulate_pilot(0.02, 0.1, c=0.4, data="per-worker", seeds=6)
     assert pilot.prices.drift.value == pytest.approx(0.4, rel=0.15)
     model = steps_model(pilot)
@@ -154,7 +154,7 @@ def diverging(hard):
     return calibrate(curves, data="shuffled", steps=60)
 
 
-def test_an_unstable_probe_removes_its_class_and_the_pilot_continues():
+def test_unstable_probe_excludes_its_class_only():
     late = diverging(lambda schedule: schedule.strategy.is_delayed and schedule.strategy.steps_per_round == 8)
     assert [probe.schedule for probe in late.unstable] == ["allreduce-every-8-late"]
     assert all(probe.schedule != "allreduce-every-8-late" for probe in late.probes)
@@ -166,21 +166,21 @@ def test_an_unstable_probe_removes_its_class_and_the_pilot_continues():
     assert math.isfinite(model.steps_ratio(1.0, 0.0, late=1.0)), "who asks for it gets it"
 
 
-def test_a_pilot_that_allows_no_delay_at_all_keeps_the_shipped_price_of_it():
+def test_pilot_without_stable_delay_keeps_the_default_price():
     pilot = diverging(lambda schedule: schedule.strategy.is_delayed)
     assert len(pilot.unstable) == 3
     assert pilot.prices.late == Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks))
     assert math.isinf(steps_model(pilot).late_more(1.0))
 
 
-def test_beyond_an_unstable_round_nothing_is_recommended():
+def test_nothing_beyond_an_unstable_round_is_recommended():
     pilot = diverging(lambda schedule: schedule.strategy.steps_per_round == 16)
     model = steps_model(pilot)
     assert model.steps_ratio(pilot.max_consensus_distance * 1.01, 0.0) == math.inf
     assert math.isfinite(model.steps_ratio(pilot.max_consensus_distance, 0.0))
 
 
-def test_what_no_price_explains_shows_in_the_error():
+def test_unexplained_cost_shows_in_the_error():
     """One probe costs half as much again as its metrics say: left out of the fit it is missed by a third."""
     known = ((1.0, False), (2.0, False), (4.0, False), (1.0, True), (3.0, True))
     rows = [probe(d, late, 1 + 0.05 * d + 0.1 * late) for d, late in known]
@@ -190,12 +190,12 @@ def test_what_no_price_explains_shows_in_the_error():
 
 
 @pytest.mark.parametrize("probes", [[(1.0, False), (2.0, False)], [(1.0, True), (1.0, True)]])
-def test_schedules_that_cannot_tell_prices_apart_are_refused(probes):
+def test_probes_that_do_not_identify_the_prices_are_rejected(probes):
     rows = [probe(d, late, 1.1, 1.2) for d, late in probes]
     check_error(InputError, "do not tell the prices apart", fit_prices, rows, data="shuffled")
 
 
-def test_a_job_that_does_not_learn_is_refused():
+def test_job_that_does_not_learn_is_rejected():
     flat = [Curve(schedule, seed, 3, (1.0,) * POINTS) for seed in (0, 1)
             for schedule in (reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled"))]  # fmt: skip
     check_error(InputError, "All-Reduce's loss did not fall in 60 steps", calibrate, flat, data="shuffled", steps=60)
@@ -204,7 +204,7 @@ def test_a_job_that_does_not_learn_is_refused():
 
 @pytest.mark.parametrize("shape", ["1x2", "1x3", "2x2", "3,2", "1x7"])
 @pytest.mark.parametrize("data", ["shuffled", "per-worker", "per-node"])
-def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape, data):
+def test_probes_of_every_small_cluster_identify_the_prices(shape, data):
     cluster = Cluster.parse(shape)
     if data == "per-node" and cluster.num_nodes == 1:
         check_error(InputError, "there is one node", probes, cluster, steps=24, data=data)
@@ -239,7 +239,7 @@ HARDWARE = with_links(10e9, 1e9, model_bytes=100_000_000, compute=0.05)
 job = jobs("2x4", HARDWARE, effort=0.5, time_limit=3600.0)
 
 
-def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors():
+def test_pilot_model_uses_its_prices_and_the_larger_error():
     model = steps_model(PRICED)
     assert model.steps_ratio(1.0, 0.0) == 1.5
     assert model.steps_ratio(1.0, 0.0, late=1.0) == 3.5
@@ -249,7 +249,7 @@ def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors():
     assert not model.extrapolates(2.0, 0.0)
 
 
-def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_shipped():
+def test_extrapolation_uses_the_upper_end_of_the_interval():
     assert steps_model(PRICED).steps_ratio(10.0, 0.0) == pytest.approx(1 + 2 * 0.5 + 8 * 0.6)
     free = replace(PRICED, prices=replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.01)))
     assert steps_model(free).steps_ratio(2.0, 0.0) == 1
@@ -258,7 +258,7 @@ def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_s
     assert FITTED.steps_ratio(100.0, 0.0) - FITTED.steps_ratio(50.0, 0.0) == pytest.approx(50 * FITTED.a)
 
 
-def test_design_plans_with_the_prices_of_a_pilot_and_says_so():
+def test_design_uses_and_reports_pilot_prices():
     asked, model = job(pilot=replace(PRICED, num_workers=4)), steps_model(PRICED)
     planned = add_reasons(plan(asked), asked)
     for option in planned.options:
@@ -273,7 +273,7 @@ def test_design_plans_with_the_prices_of_a_pilot_and_says_so():
     assert any("the pilot had 4 workers and this cluster has 8" in caution for caution in planned.cautions)
 
 
-def test_where_parameters_may_come_late_for_nothing_gradients_may_not():
+def test_free_parameter_delay_does_not_make_gradient_delay_free():
     """A pilot ran no pipeline: on a perceptron under Adam averages came late for nothing and a pipeline took 2.9."""
     free = replace(PRICED, prices=replace(PRICED.prices, late=Price(0.0, 0.0, 0.0)))
     model = steps_model(free)
@@ -283,13 +283,13 @@ def test_where_parameters_may_come_late_for_nothing_gradients_may_not():
     assert steps_model(PRICED).delay == 2.0, "no less than the delay of parameters"
 
 
-def test_a_pilot_that_says_nothing_about_the_job_is_refused():
+def test_pilot_on_another_data_distribution_is_rejected():
     check_error(
         InputError, "ran on shuffled data and the job's are per-worker", job, pilot=PRICED, data=Data.PER_WORKER
     )
 
 
-def test_the_answer_says_what_a_pilot_cost_and_what_it_changed():
+def test_reasons_report_the_cost_and_effect_of_the_pilot():
     """Where consensus distance costs next to nothing, a pilot that says so makes rounds longer."""
     free = replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.001), late=Price(0.0, 0.0, 0.001))
     probes = tuple(replace(probe, consensus_distance=50.0) for probe in PRICED.probes)
@@ -345,7 +345,7 @@ def run_off(steps_ratio):
     return given, curves
 
 
-def test_where_prices_hold_the_run_off_changes_nothing_and_its_winner_ran():
+def test_accurate_prices_leave_the_recommendation_unchanged():
     given, curves = run_off(by_distance)
     first, last = (planned.recommendation for planned in (given.plans[0], given.plans[-1]))
     assert trained_sha256(first.schedule) in {trained_sha256(curve.schedule) for curve in curves}
@@ -354,7 +354,7 @@ def test_where_prices_hold_the_run_off_changes_nothing_and_its_winner_ran():
     assert last.steps_ratio == pytest.approx(by_distance(last.schedule), rel=0.02)
 
 
-def test_what_takes_more_steps_than_its_price_says_is_not_recommended_after_it_ran():
+def test_finalist_with_more_steps_than_predicted_is_not_recommended():
     """Probes are as cheap as their distances say; whatever else averages parameters takes eight times the steps."""
 
     def steps_ratio(schedule):
@@ -367,7 +367,7 @@ def test_what_takes_more_steps_than_its_price_says_is_not_recommended_after_it_r
     assert last.step_seconds * steps_ratio(last.schedule) < 0.5 * first.step_seconds * steps_ratio(first.schedule)
 
 
-def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended():
+def test_diverging_finalist_is_not_recommended():
     given, curves = run_off(lambda schedule: 1.01 if trained_sha256(schedule) in KNOWN else math.inf)
     pilot = given.pilot(curves)
     assert {probe.sha256 for probe in pilot.unstable} <= given.finalists
@@ -376,7 +376,7 @@ def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended():
     assert all(math.isinf(one.time) for one in given.plans[-1].options if one.surprise == math.inf)
 
 
-def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist():
+def test_finalists_could_be_faster_and_fit_into_a_run():
     curves = train(COMPARED, by_distance)
     job = replace(JOB, pilot=pilot_of(curves))
     planned = plan(job)
@@ -392,7 +392,7 @@ def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist():
         assert one.schedule.rounds_to_connect() * one.schedule.worker_steps().max() <= 2
 
 
-def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too():
+def test_unequal_steps_become_a_finalist_with_a_slow_worker():
     hardware = replace(SLOW, slowdown=((3, 4.0),))
     job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot_of(train(COMPARED, by_distance)))
     planned = plan(job)
@@ -401,7 +401,7 @@ def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too():
     assert planned.recommendation in found
 
 
-def test_steps_that_slow_workers_leave_out_are_no_price_of_distance():
+def test_omitted_steps_of_slow_workers_do_not_change_the_distance_price():
     """A schedule in which half of the workers take a quarter of the steps takes the steps of its distance, and more."""
     unequal = AllReduce(steps_per_round=(4, 4, 1, 1) * (SHAPE.num_workers // 4))
     slow = Schedule("slow", SHAPE, unequal)
@@ -411,7 +411,7 @@ def test_steps_that_slow_workers_leave_out_are_no_price_of_distance():
     assert prices.consensus_distance.value == pytest.approx(usual.consensus_distance.value, abs=0.003)
 
 
-def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses():
+def test_pipeline_runs_price_pipelines_only():
     pipeline = Schedule("pipeline", SHAPE, AllReduce(sync=Pipeline()))
 
     def steps_ratio(schedule):
@@ -426,7 +426,7 @@ def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses():
     assert piped == pytest.approx(1.7, rel=0.02)
 
 
-def test_a_noisy_run_moves_a_prediction_less_than_a_sure_one():
+def test_noisy_run_corrects_a_prediction_less_than_a_precise_run():
     pilot = pilot_of(train(COMPARED, by_distance), finalists={trained_sha256(COMPARED[1])})
     known = next(probe for probe in pilot.probes if probe.sha256)
     job = replace(JOB, pilot=pilot)

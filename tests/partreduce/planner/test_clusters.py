@@ -48,7 +48,7 @@ def examples(tmp_path_factory):
 job = jobs(None, None, effort=0.5, time_limit=3600.0)
 
 
-def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples):
+def test_page_examples_load_and_describe_their_switches(examples):
     racks, pods = (
         switch_levels(cluster.hardware, cluster.num_nodes) for cluster in examples if cluster.hardware.switches
     )
@@ -58,7 +58,7 @@ def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples):
     assert switch_levels(flat, 8) == ""
 
 
-def test_the_costs_on_the_page_are_those_of_the_model(examples):
+def test_costs_on_the_page_match_the_model(examples):
     rows = {
         "all-reduce each step, hierarchical": ("allreduce", {}, AllReduceAlgorithm.HIERARCHICAL),
         "node-then-all, 1 node round": ("node-then-all", {"node_rounds": 1}, AllReduceAlgorithm.RING),
@@ -80,7 +80,7 @@ def test_the_costs_on_the_page_are_those_of_the_model(examples):
             assert cost.per_step * 1e3 == pytest.approx(milliseconds, abs=0.051), (label, bandwidth)
 
 
-def test_thin_uplinks_move_the_recommendation_to_a_schedule_that_knows_the_racks(examples):
+def test_slow_uplinks_yield_a_rack_aware_recommendation(examples):
     """Among rules alone: what is recommended for racks communicates less there than that for the same nodes without."""
     racked = examples[0]
     flat = replace(racked, hardware=replace(racked.hardware, switches=()))
@@ -95,7 +95,7 @@ def test_thin_uplinks_move_the_recommendation_to_a_schedule_that_knows_the_racks
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_design_on_racks_proves_its_recommendation_and_the_simulator_agrees(examples, index):
+def test_design_on_racks_is_proved_and_matches_the_simulator(examples, index):
     cluster = examples[index]
     found = plan(job(cluster, objective=Objective.CONSENSUS_DISTANCE, max_communication=0.3))
     assert found.proof.verdict == "proved"
@@ -109,7 +109,7 @@ def test_design_on_racks_proves_its_recommendation_and_the_simulator_agrees(exam
     assert found.recommendation.step_seconds <= 0.05 + found.recommendation.communication * (1 + 1e-9)
 
 
-def test_irregular_racks_are_planned_with_explicit_groups():
+def test_irregular_racks_use_explicit_groups():
     text = EXAMPLES[0].replace("[0, 1, 2, 3]", "[0, 2]").replace("[4, 5, 6, 7]", "[1, 3, 4]")
     text = text.replace("num_nodes: 8", "num_nodes: 5").replace("per_node: 4", "per_node: 1")
     racked = cluster_of(parse_yaml(text.encode()))
@@ -142,7 +142,7 @@ large_job = jobs(None, HARDWARE)
 
 
 @pytest.mark.parametrize("cluster", ["1000x1000", "100000x8", "1x100000", "1000000x1000"])
-def test_a_time_limit_and_memory_are_kept_at_any_size(cluster):
+def test_time_limit_and_memory_hold_at_any_size(cluster):
     text = RUN.format(memory=MEMORY, seconds=WHOLE, cluster=cluster, limit=LIMIT)
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -153,7 +153,7 @@ def test_a_time_limit_and_memory_are_kept_at_any_size(cluster):
     assert float(done.stderr.splitlines()[-1]) < WHOLE
 
 
-def test_work_counts_the_local_ranks_of_a_rule_that_its_metrics_multiply():
+def test_work_estimate_counts_the_local_ranks_of_a_rule():
     built = {size: registry.build("node-then-all", Cluster.parse(f"8x{size}")) for size in (8, 1000)}
     assert work_of(built[8], large_job("8x8")) < 2 * PER_OPTION
     assert work_of(built[1000], large_job("8x1000")) < 1, "all ranks of a node are equal, which makes one class"
@@ -164,7 +164,7 @@ def test_work_counts_the_local_ranks_of_a_rule_that_its_metrics_multiply():
     assert works[-1] > 1, "metrics of 128 ranks that all differ take some seconds"
 
 
-def test_rules_of_very_many_local_ranks_are_not_searched_and_that_is_named():
+def test_rules_of_too_many_local_ranks_are_skipped_and_listed():
     large, usual = large_job("1000x1000"), large_job("64x8")
     assert choices_of(large.problem()) == []
     assert choices_of(usual.problem())
@@ -172,7 +172,7 @@ def test_rules_of_very_many_local_ranks_are_not_searched_and_that_is_named():
     assert not any("no rules" in said for said in not_weighed(usual))
 
 
-def test_a_thousand_million_workers_take_no_table_of_all():
+def test_billion_workers_need_no_array_per_worker():
     large = large_job("1000000x1000")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert Slowdown.of(large).is_even
@@ -183,7 +183,7 @@ def test_a_thousand_million_workers_take_no_table_of_all():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
 
 
-def test_a_policy_whose_ways_are_short_is_evaluated_as_any_other():
+def test_policy_of_short_paths_is_evaluated_exactly():
     rng = np.random.default_rng(0)
     for _ in range(50):
         count = int(rng.integers(2, 9))
@@ -220,7 +220,7 @@ class CountedPhase(tuple):
     ],
     ids=["check", "shared rank", "classes", "strategy"],
 )
-def test_a_phase_that_repeats_is_looked_at_once(look):
+def test_repeated_phase_is_visited_once(look):
     """A period of rare averages repeats a phase which may have as many blocks as a node has workers."""
     phase = CountedPhase(Block((rank, rank + 1)) for rank in range(0, 8, 2))
     looks = []
@@ -231,7 +231,7 @@ def test_a_phase_that_repeats_is_looked_at_once(look):
     assert looks[0] == looks[1] > 0
 
 
-def test_plans_for_other_optimizers_build_the_catalogue_once():
+def test_catalogue_is_built_once_for_all_optimizers():
     asked = large_job("1x12")
     competitors(replace(asked, optimizer=Optimizer.ADAM))
     built = _variants.cache_info().misses

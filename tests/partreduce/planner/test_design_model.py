@@ -96,7 +96,7 @@ def shares(touched):
     ("with_optimizer", "adam"), ("with_both", "momentum"), ("with_plain", "sgd"), ("with_another", None),
     ("alone", None),
 ])  # fmt: skip
-def test_an_optimizer_behind_the_model_says_which_one_it_is(place, name, kind):
+def test_optimizer_of_the_model_is_recognized(place, name, kind):
     facts = read_model(place + name, CLUSTER)
     assert facts.optimizer == kind
     assert bool(facts.num_steps) == (name == "with_both")
@@ -105,7 +105,7 @@ def test_an_optimizer_behind_the_model_says_which_one_it_is(place, name, kind):
     assert printed["assumed"].get("--optimizer") == (None if kind else "adam")
 
 
-def test_tables_sizes_and_touched_rows_are_those_of_the_model(place):
+def test_tables_sizes_and_touched_rows_match_the_model(place):
     facts = read_model(place + "build", CLUSTER)
     tables = {table.parameter: table for table in facts.tables}
     assert list(tables) == ["words.weight", "bags.weight", "shared.weight"]
@@ -121,7 +121,7 @@ def test_tables_sizes_and_touched_rows_are_those_of_the_model(place):
     assert "is used by 'decoder.weight' (Linear), too" in tables["shared.weight"].because
 
 
-def test_measuring_ends_by_itself_and_leaves_the_model_as_it_was(place):
+def test_measuring_stops_and_restores_the_model(place):
     facts = read_model(place + "endless", CLUSTER)
     assert facts.num_steps == 20
     model = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Dropout(0.5)).train()
@@ -131,7 +131,7 @@ def test_measuring_ends_by_itself_and_leaves_the_model_as_it_was(place):
     assert not model[0]._forward_pre_hooks
 
 
-def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(place):
+def test_tables_without_row_access_stay_dense(place):
     tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER).tables}
     assert tables["words.weight"].ways == (Placement.DENSE,)
     assert tables["words.weight"].because.startswith("it is not known how many of its rows a step touches")
@@ -154,20 +154,20 @@ def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(pla
     ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; it is not known"),
     ("", "write FILE.py:NAME"),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_said_in_one_line(place, name, words):
+def test_unreadable_model_is_one_line(place, name, words):
     with pytest.raises(InputError) as refusal:
         read_model(place + name, CLUSTER)
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
-def test_files_and_tables_that_are_not_there_are_refused(place, tmp_path):
+def test_missing_files_and_tables_are_rejected(place, tmp_path):
     check_error(FileError, "there is no such file", read_model, f"{tmp_path / 'other.py'}:build", CLUSTER)
     with pytest.raises(InputError, match=r"names 'word', which no embedding of the model has; known: words\.weight"):
         read_model(place + "alone", CLUSTER, touched={"word": RowAccess(0.1, 0.1, 0.1)})
 
 
-def test_embeddings_under_one_name_are_one_table():
+def test_shared_embeddings_are_one_table():
     model = torch.nn.ModuleDict({"a": torch.nn.Embedding(5, 3), "b": torch.nn.Embedding(5, 3)})
     model["b"].weight = model["a"].weight
     tables, dense = tables_of(model, {"a.weight": RowAccess(0.1, 0.1, 0.1)})
@@ -184,7 +184,7 @@ def table(name, rows, worker):
     return Table(parameter=name, rows=rows, columns=64, touched=RowAccess(worker, worker, worker))
 
 
-def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_bytes_that_are_left():
+def test_hybrid_plan_places_tables_and_plans_the_remaining_bytes():
     job = PlanRequest(cluster=Cluster.regular(2, 2, hardware=SLOW), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01), table("all", 1000, 1.0)))
     ways = {route.parameter: route.way for route in found.schedule.routes.tables}
@@ -197,7 +197,7 @@ def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_byte
         plan_hybrid(PlanRequest(cluster=job.cluster, gap=True), facts(table("words", 50_000, 0.01)))
 
 
-def test_slow_workers_take_as_many_steps_per_round_as_others_where_there_are_tables():
+def test_tables_give_slow_workers_equal_steps_per_round():
     slow = Hardware(inside=SLOW.inside, nic=SLOW.nic, model_bytes=1, compute=0.05, slowdown=((1, 5.0),))
     job = PlanRequest(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01)))
@@ -205,7 +205,7 @@ def test_slow_workers_take_as_many_steps_per_round_as_others_where_there_are_tab
     assert found.schedule.routes.apart
 
 
-def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(place, tmp_path):
+def test_design_model_writes_placements_and_a_valid_certificate(place, tmp_path):
     output = tmp_path / "schedule.json"
     words = ["design", "2x2", "--model", place + "build", "--set", "nic=25MB/s", "--effort", "0.2"]
     done = CliRunner().invoke(build_app(), [*words, "-o", str(output), "--json"])
@@ -219,7 +219,7 @@ def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(pl
     assert tables["reasons"][0].startswith("words.weight (20,000 x 32, 2.56 MB; a worker touches 0.01% of its rows")
 
 
-def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_path):
+def test_simulate_compares_tables_with_averaged_embeddings(tmp_path):
     words = TablePlacement(parameter="words", rows=50_000, columns=64)
     for name, payload in (("plain", Payload()), ("hybrid", Payload(tables=(words,)))):
         write_schedule(tmp_path / f"{name}.json", Schedule(name, CLUSTER, AllReduce(payload=payload)))
@@ -234,7 +234,7 @@ def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_p
     assert "does not say how much of 'words'" in str(CliRunner().invoke(build_app(), asked).exception)
 
 
-def test_rows_that_max_norm_shortens_lie_once_and_whole_tensor_optimizers_keep_tables_whole():
+def test_max_norm_and_whole_tensor_optimizers_restrict_placements():
     model = torch.nn.Sequential(torch.nn.Embedding(8, 2, max_norm=1.0), torch.nn.Embedding(8, 2))
     touched = {name: RowAccess(1.0, 1.0, 1.0) for name in ("0.weight", "1.weight")}
     (shortened, plain), _ = tables_of(model, touched)
@@ -247,7 +247,7 @@ def test_rows_that_max_norm_shortens_lie_once_and_whole_tensor_optimizers_keep_t
     assert plain.because.startswith("Adafactor looks at whole tensors")
 
 
-def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
+def test_weight_used_outside_lookups_stays_dense():
     class Tied(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -274,7 +274,7 @@ def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
     ("import sys\nsys.exit(2)", "ended the program when it was executed; put what makes it a program under"),
     ("def stop(): ...", "has no function step; did you mean stop?"),
 ])  # fmt: skip
-def test_a_file_that_cannot_be_executed_is_named_and_no_bug_of_ours(tmp_path, text, words):
+def test_script_that_cannot_be_executed_is_named(tmp_path, text, words):
     file = tmp_path / "train.py"
     file.write_text(text)
     with pytest.raises(InputError) as refusal:
@@ -282,7 +282,7 @@ def test_a_file_that_cannot_be_executed_is_named_and_no_bug_of_ours(tmp_path, te
     assert words.format(file) in str(refusal.value)
 
 
-def test_a_file_is_executed_as_if_it_were_run_without_arguments(tmp_path, monkeypatch):
+def test_script_is_executed_without_arguments(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["partreduce", "design", "2x2"])
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "beside_train.py").write_text("seven = 7\n")

@@ -59,7 +59,7 @@ def job(nodes, size, tolerate_failures, hardware=HARDWARE):
     ((3, 2), AllReduce(), 2, ALL, "survivors continue with All-Reduce"),
     ((250_000, 4), MILLION, 1, KEEP, "survivors keep their groups"),
 ], ids=["nodes", "leaders", "listed", "allreduce", "million"])  # fmt: skip
-def test_groups_that_still_serve_are_kept_else_all_average_and_that_is_proved(shape, strategy, failures, rule, words):
+def test_survivors_keep_groups_or_average_all_with_a_proof(shape, strategy, failures, rule, words):
     asked = job(*shape, failures)
     found = survival(Schedule("s", asked.cluster, strategy), asked)
     assert found.schedule.failure_plan == FailurePlan(rule, failures)
@@ -68,7 +68,7 @@ def test_groups_that_still_serve_are_kept_else_all_average_and_that_is_proved(sh
     assert prove(found.schedule).verdict is Status.PROVED
 
 
-def test_only_what_the_run_time_continues_with_is_planned():
+def test_plans_are_limited_to_what_the_runtime_supports():
     asked = replace(job(2, 2, 1), effort=0.2)
     assert not elastic_blocker(plan(asked).recommendation.schedule)
     by_layers = AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))
@@ -85,7 +85,7 @@ def test_only_what_the_run_time_continues_with_is_planned():
 
 
 @pytest.mark.parametrize(("sync", "waits"), [(Delay.PIPELINE, Pipeline()), (Delay.LATE, DelayedAveraging())])
-def test_what_comes_late_is_planned_for_and_proved(sync, waits):
+def test_delayed_sync_is_planned_and_proved(sync, waits):
     asked = replace(job(2, 2, 2), sync=sync, effort=0.2)
     found = plan(asked).recommendation.schedule
     assert found.strategy.sync == waits
@@ -98,7 +98,7 @@ def test_what_comes_late_is_planned_for_and_proved(sync, waits):
         assert after_failure(found, failed).strategy.sync == waits
 
 
-def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_continue_with_them():
+def test_hierarchical_allreduce_is_recommended_and_elastic():
     asked = replace(job(2, 2, 1), effort=0.2)
     found = plan(asked).recommendation
     assert found.algorithm is AllReduceAlgorithm.HIERARCHICAL
@@ -110,7 +110,7 @@ def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_cont
     {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
     {"payload": Payload(outer=OuterStep(lr=0.7))},
 ])  # fmt: skip
-def test_survivors_of_codecs_and_outer_steps_have_a_round_of_all(options):
+def test_codecs_and_outer_steps_keep_a_global_round_after_failures(options):
     asked = job(3, 2, 2)
     found = survival(Schedule("nodes", asked.cluster, replace(NODES, **options)), asked).schedule
     assert found.failure_plan is not None
@@ -122,7 +122,7 @@ def test_survivors_of_codecs_and_outer_steps_have_a_round_of_all(options):
     assert prove(found).verdict is Status.PROVED
 
 
-def test_the_first_rule_is_taken_that_is_proved_and_takes_at_most_1_1_times_the_least():
+def test_first_proved_rule_within_1_1_of_the_fastest_is_chosen():
     """Each worker is a node; the groups that are left without one connect the others, but the rule of three is faster.
 
     Times are computed again for each rule, of the slowest failure.
@@ -146,7 +146,7 @@ def test_the_first_rule_is_taken_that_is_proved_and_takes_at_most_1_1_times_the_
     assert found.failure_plan == FailurePlan(first, 1)
 
 
-def test_hardware_of_what_is_left_has_its_new_numbers():
+def test_hardware_of_survivors_is_renumbered():
     fast, slow = Link(0, 1e-10), Link(0, 1e-9)
     hardware = replace(
         HARDWARE,
@@ -166,7 +166,7 @@ def test_hardware_of_what_is_left_has_its_new_numbers():
     assert both.hardware.switches == (Switch((0, 1), slow),)
 
 
-def test_what_cannot_be_planned_is_refused():
+def test_invalid_failure_counts_are_rejected():
     check_error(
         InputError, "tolerate_failures: expected 1 to 4, got 5 of 6 workers; tolerate fewer failures", job, 3, 2, 5
     )
@@ -175,7 +175,7 @@ def test_what_cannot_be_planned_is_refused():
         survival(Schedule("drawn", Cluster.regular(3, 2), DynamicGroups()), job(3, 2, 1))
 
 
-def test_of_more_classes_than_are_proved_survivors_average_all_together(monkeypatch):
+def test_too_many_failure_classes_fall_back_to_all_reduce(monkeypatch):
     asked = job(2, 4, 2)
     bare = build("node-then-all", asked.cluster)
     assert survival(bare, asked).schedule.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 2)

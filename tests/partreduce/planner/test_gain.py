@@ -52,7 +52,7 @@ def bearing(options):
     return [replace(option, model=replace(option.model, lost=NEVER)) for option in options]
 
 
-def test_the_interval_holds_both_predictions_errors(options):
+def test_gain_interval_combines_both_prediction_errors(options):
     figure_10, every_step = find_option(options, "prague-figure-10"), find_option(options, "allreduce")
     against = gain(figure_10, every_step, Data.SHUFFLED)
     assert against.ratio == pytest.approx(every_step.time / figure_10.time)
@@ -66,7 +66,7 @@ def test_the_interval_holds_both_predictions_errors(options):
 
 
 @pytest.mark.parametrize("data", [Data.PER_WORKER, Data.PER_NODE])
-def test_under_adam_nothing_that_drifts_on_sorted_data_is_recommended_without_a_pilot(data):
+def test_drift_under_adam_is_not_recommended_without_a_pilot(data):
     thin = replace(HARDWARE, nic=Link.of_bandwidth(0.1e9))
     job = replace(JOB, data=data, cluster=replace(JOB.cluster, hardware=thin), optimizer=Optimizer.ADAM)
     weighed = competitors(job, until=0.0)
@@ -79,7 +79,7 @@ def test_under_adam_nothing_that_drifts_on_sorted_data_is_recommended_without_a_
     assert 0 < recommend(weighed, momentum).drift.value <= MOST_DRIFT[Optimizer.MOMENTUM]
 
 
-def test_nothing_is_gained_over_itself(options):
+def test_gain_over_itself_is_1(options):
     same = gain(options[0], options[0], Data.SHUFFLED)
     assert (same.ratio, same.low, same.high) == (1.0, 1.0, 1.0)
 
@@ -88,7 +88,7 @@ def synchronous(options):
     return [option for option in options if not option.late]
 
 
-def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(bearing):
+def test_least_time_wins_and_simplicity_breaks_ties_within_2_percent(bearing):
     options = bearing
     plain = best_plain(synchronous(options), JOB)
     assert plain is not None
@@ -119,7 +119,7 @@ def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(be
     assert least_time([*known, far, further], JOB) is further
 
 
-def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing):
+def test_delayed_option_wins_only_at_its_pessimistic_price(bearing):
     options = bearing
     late = min((option for option in options if option.delay is Delay.LATE), key=lambda option: option.time)
     calm = min(synchronous(options), key=lambda option: option.time)
@@ -144,7 +144,7 @@ def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing):
     assert least_time([late, slower], JOB) is late, "it wins where even that is faster"
 
 
-def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_steps(options):
+def test_option_under_which_a_task_failed_must_win_fivefold(options):
     asked = replace(JOB, optimizer=Optimizer.MOMENTUM)
     priced = [replace(one, model=asked.steps_model) for one in synchronous(options)]
     calm = find_option(priced, "allreduce(every=4) hierarchical")
@@ -163,7 +163,7 @@ def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_step
     assert not replace(rare, model=replace(JOB, optimizer=Optimizer.ADAM).steps_model).may_fail
 
 
-def test_rare_averages_are_as_rare_when_they_come_late():
+def test_delay_does_not_hide_rare_averaging():
     """All meet every 51 steps, late by three of them: the late distance hardly grows with the rounds that rest."""
     asked = replace(JOB, cluster=replace(Cluster.parse("3x1"), hardware=HARDWARE))
     rests = RulePhases((3,), ((),) * 16 + ((Block((0,), (0,)),),))
@@ -179,7 +179,7 @@ def test_rare_averages_are_as_rare_when_they_come_late():
     assert "with averages as rare; --max consensus-distance=1.9 leaves them out" in said
 
 
-def test_the_best_of_what_bore_every_task_is_weighed_beside_what_did_not():
+def test_best_option_without_failed_tasks_is_recommended():
     thin = replace(HARDWARE, nic=Link.of_bandwidth(0.05e9))
     place = replace(Cluster.parse("8x1"), hardware=thin)
     asked = replace(JOB, cluster=place, optimizer=Optimizer.MOMENTUM)
@@ -191,7 +191,7 @@ def test_the_best_of_what_bore_every_task_is_weighed_beside_what_did_not():
     assert max(one.steps_per_round for one in plain) == 6, "every 7 steps a convolution failed"
 
 
-def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options):
+def test_codec_must_save_more_than_10_percent(options):
     plain = find_option(options, "node-then-all(node_rounds=15) hierarchical")
     transport = replace(plain.transport, codec=Codec.INT8)
     schedule = replace(plain.schedule, strategy=replace(plain.schedule.strategy, transport=transport))
@@ -206,7 +206,7 @@ def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options)
     assert "it has to save more than 10%" in said
 
 
-def test_delay_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing):
+def test_requested_delay_counts_at_its_predicted_price(bearing):
     options = bearing
     late = min((option for option in options if option.delay is Delay.LATE), key=lambda option: option.time)
     asked = replace(JOB, sync=Delay.LATE)
@@ -215,7 +215,7 @@ def test_delay_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing):
     assert recommend(options, asked).delay is Delay.LATE
 
 
-def test_a_pilot_says_what_delay_costs_at_the_most(options):
+def test_pilot_bounds_the_price_of_delay(options):
     late = find_option(options, "allreduce late hierarchical")
     tasks = (Prices(late=0.08), Prices(late=0.12))
     measured = replace(
@@ -224,12 +224,12 @@ def test_a_pilot_says_what_delay_costs_at_the_most(options):
     assert measured.time_at_worst == pytest.approx(late.step_seconds * (1.13 + 0.02 * 2.5))
 
 
-def test_an_older_gradient_costs_more_where_it_costs_most(options):
+def test_pipeline_at_worst_costs_the_most_expensive_task(options):
     pipeline = next(option for option in options if option.delay is Delay.PIPELINE)
     assert pipeline.time_at_worst == pytest.approx(pipeline.step_seconds * 2.1, rel=0.01)
 
 
-def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(options):
+def test_lower_regret_costs_at_most_a_fixed_share_of_time(options):
     """What averages in each step would have the least regret on the costliest task, at a high price on all others."""
     asked = replace(JOB, optimizer=Optimizer.SGD)
     plain = find_option(options, "allreduce")
@@ -243,7 +243,7 @@ def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(option
         assert least_time([rare, every], asked).name == chosen
 
 
-def test_on_trained_jobs_what_comes_late_never_cost_more_than_five_per_cent_of_the_time_without():
+def test_recommended_delay_costs_at_most_5_percent_on_trained_jobs():
     rows = json.loads((Path(__file__).parents[3] / "benchmarks/results/regret.json").read_text())["rows"]
     assert len(rows) >= 14
     for row in rows:
@@ -252,7 +252,7 @@ def test_on_trained_jobs_what_comes_late_never_cost_more_than_five_per_cent_of_t
     assert any(row["recommended"] != row["synchronous"] for row in rows), "nothing late was taken"
 
 
-def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late():
+def test_sixteen_workers_on_slow_links_average_in_nodes_without_delay():
     """4 nodes at 40 Mbit/s: All-Reduce every few steps, late, took 1.45 times as long to the loss as node-then-all."""
     thin = with_links(1e9, 5e6, latency=1e-4, model_bytes=2_192_296, compute=0.06)
     for slowdown in ((), ((0, 5.0),)):
@@ -265,7 +265,7 @@ def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late():
         assert chosen.time <= min(option.time for option in known if not option.late) * (1 + TIE)
 
 
-def test_the_recommendation_is_never_beaten_in_everything(options):
+def test_recommendation_is_never_dominated(options):
     plain = best_plain(options, JOB)
     equal = replace(plain, communication=plain.communication * (1 + 1e-12))
     assert unbeaten([equal, plain]) == [equal, plain], "rounding beats no option"
@@ -277,7 +277,7 @@ def test_the_recommendation_is_never_beaten_in_everything(options):
         assert not any(beats(option, chosen) for option in rivals), objective
 
 
-def test_the_text_says_why_the_fastest_is_not_taken():
+def test_reasons_explain_why_the_fastest_is_not_chosen():
     asked = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), sync=Delay.SYNCHRONOUS)
     options = [replace(one, model=replace(one.model, lost=NEVER)) for one in competitors(asked, until=0.0)]
     fastest = min(options, key=lambda option: option.time)
@@ -294,7 +294,7 @@ def test_the_text_says_why_the_fastest_is_not_taken():
     assert str(guessed) == f"{measured.low:.2f} to {measured.high:.2f} times"
 
 
-def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options):
+def test_simplicity_orders_allreduce_then_phases_then_period(options):
     names = ["allreduce(every=4) hierarchical", "node-digits hierarchical", "pairs-pairs-all hierarchical"]
     ordered = [simplicity(find_option(options, name)) for name in [*names, "prague-figure-10"]]
     assert ordered == sorted(ordered)
@@ -302,7 +302,7 @@ def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options):
 
 
 @pytest.mark.parametrize("cluster", ["2x1", "1x2", "4x4"])
-def test_all_baselines_are_kept_beside_the_front_also_where_they_are_beaten(cluster):
+def test_all_baselines_are_kept_even_if_dominated(cluster):
     answer = plan(replace(JOB, cluster=replace(Cluster.parse(cluster), hardware=HARDWARE)))
     assert answer.recommendation.is_plain or cluster == "4x4"
     kept = {id(option) for option in answer.front}
@@ -329,7 +329,7 @@ def test_baselines_are_the_best_of_their_kind(options):
     assert len(front(options)) > len(kept)
 
 
-def test_metrics_that_are_asked_for_are_told_apart_up_to_rounding_only():
+def test_equal_drift_is_decided_by_communication():
     asked = replace(JOB, objective=Objective.DRIFT)
     options = competitors(asked, until=0.0)
     chosen = recommend(options, asked)
@@ -338,7 +338,7 @@ def test_metrics_that_are_asked_for_are_told_apart_up_to_rounding_only():
     assert chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL, "of equal drift the one that communicates less"
 
 
-def test_the_text_says_that_the_fastest_would_be_most_wrong_on_the_task_that_suits_it_least():
+def test_reasons_name_the_task_that_suits_the_fastest_least():
     place = replace(JOB.cluster, hardware=replace(HARDWARE, nic=Link.of_bandwidth(8e9)))
     asked = replace(JOB, cluster=place, optimizer=Optimizer.ADAM, sync=Delay.SYNCHRONOUS)
     options = [option for option in competitors(asked, until=0.0) if is_simple(option)]

@@ -76,7 +76,7 @@ def test_settings_follow_from_the_slowdown():
     assert Slowdown.of(job("2x1", replace(HARDWARE, slowdown=((0, 3.0),)))).slow == ((0, 3.0),)
 
 
-def test_options_are_what_their_files_say(long_steps, slow_worker):
+def test_gap_options_match_their_schedules(long_steps, slow_worker):
     for options, asked in (
         (long_steps, job(disturbance=LONG_STEPS)),
         (slow_worker, job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)))),
@@ -98,7 +98,7 @@ def test_options_are_what_their_files_say(long_steps, slow_worker):
         assert len(set(names)) == len(names)
 
 
-def test_each_slowdown_is_answered(long_steps, slow_worker):
+def test_gap_settings_speed_up_each_slowdown(long_steps, slow_worker):
     for options, ways, floor in ((long_steps, ("staleness", "backup"), 1.5), (slow_worker, ("skip",), 3.0)):
         plain = min(option.step_seconds for option in options if "standard" in option.name)
         for way in ways:
@@ -107,7 +107,7 @@ def test_each_slowdown_is_answered(long_steps, slow_worker):
     assert 0.85 < skipping.gap.computed < 1 - 0.05
 
 
-def test_the_front_and_the_recommendation_keep_their_laws(long_steps):
+def test_front_and_recommendation_of_gaps_are_consistent(long_steps):
     kept = front(long_steps)
     for a, b in itertools.permutations(kept, 2):
         assert any(x > y for x, y in zip(a.costs.all(), b.costs.all(), strict=True)), (a.name, b.name)
@@ -126,13 +126,13 @@ def test_the_front_and_the_recommendation_keep_their_laws(long_steps):
         recommend(long_steps, replace(asked, max_queues=least / 2))
 
 
-def test_queues_that_are_too_large_leave_the_smallest_to_be_named():
+def test_queue_limit_keeps_the_smallest_for_the_error():
     options, _ = try_gaps(job(disturbance=LONG_STEPS, gap=True, max_queues=1.0))
     assert len(options) == 1
     assert not try_gaps(job(disturbance=LONG_STEPS, max_queues=1.0))[0]
 
 
-def test_the_answer_says_what_a_gap_answers_and_costs(long_steps, slow_worker):
+def test_reasons_state_what_a_gap_gains_and_costs(long_steps, slow_worker):
     asked = job(disturbance=LONG_STEPS, gap=True)
     stale = next(option for option in long_steps if "staleness 5" in option.name)
     said = " ".join(SAID.reasons(stale, long_steps, asked))
@@ -149,7 +149,7 @@ def test_the_answer_says_what_a_gap_answers_and_costs(long_steps, slow_worker):
     assert "of an even share, and that is the only one who sees some of the data" in said
 
 
-def test_nothing_is_run_where_nothing_is_slow_and_nobody_asks():
+def test_gaps_are_not_simulated_without_slow_workers():
     assert try_gaps(job()) == ([], [])
     assert try_gaps(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
     options, _ = try_gaps(job(gap=True))
@@ -157,7 +157,7 @@ def test_nothing_is_run_where_nothing_is_slow_and_nobody_asks():
     assert "there is nothing that a gap could answer" in SAID.reasons(options[0], options, job(gap=True))[0]
 
 
-def test_the_effort_bounds_what_is_run_and_the_rest_is_named():
+def test_effort_bounds_the_simulated_gaps():
     asked = job(disturbance=LONG_STEPS)
     some, rest = try_gaps(asked, 0.3)
     assert some
@@ -165,7 +165,7 @@ def test_the_effort_bounds_what_is_run_and_the_rest_is_named():
     assert [option.to_json() for option in some] == [option.to_json() for option in try_gaps(asked, 0.3)[0]]
 
 
-def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
+def test_design_writes_a_proved_gap(tmp_path, capsys):
     path = tmp_path / "gap.json"
     asked = [
         "design", "2x3", "--model-bytes", "1MB", "--set", "disturb=hop", "--sync", "iteration_gap", "--effort", "0.2",
@@ -183,7 +183,7 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
     assert "max-queues" in ran(capsys, [*asked, "--max", "queues=1kB"], 3).err
 
 
-def test_gaps_are_weighed_also_if_the_job_does_not_ask_for_them():
+def test_gaps_are_considered_by_default():
     asked = replace(job("2x3", disturbance=LONG_STEPS), effort=1.0)
     found = add_reasons(plan(asked), asked)
     assert any(option.gap for option in found.options)
@@ -191,7 +191,7 @@ def test_gaps_are_weighed_also_if_the_job_does_not_ask_for_them():
     assert all(math.isfinite(option.time) for option in found.front)
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_invalid_gap_jobs_are_rejected():
     check_error(InputError, r"max_queues: is -1\.0 bytes", job, max_queues=-1.0)
     check_error(UndecidedError, "at most 256 workers, not 400", recommend, [], job("100x4", gap=True))
 
@@ -201,7 +201,7 @@ def test_what_cannot_be_asked_is_refused():
     (Optimizer.MOMENTUM, 5.0, 5e9, 41_000, False),  # under which Hop needed up to 2.2 times as many steps
     (Optimizer.ADAM, 1.5, 1e9, 400_000_000, False),  # Hop is predicted to win by 1.18, which is less than its error
 ])  # fmt: skip
-def test_hop_is_recommended_where_it_wins_by_more_than_its_error(optimizer, slow, nic, size, gap):
+def test_hop_is_recommended_if_it_wins_by_more_than_its_error(optimizer, slow, nic, size, gap):
     hardware = replace(with_links(10e9, nic, model_bytes=size, compute=0.1), slowdown=((3, slow),))
     asked = PlanRequest(cluster=replace(Cluster.parse("1x4"), hardware=hardware), optimizer=optimizer)
     chosen = plan(asked).recommendation
@@ -222,7 +222,7 @@ def quorum_plan():
     return add_reasons(plan(asked), asked)
 
 
-def test_a_quorum_of_all_but_the_slow_worker_is_recommended(quorum_plan):
+def test_quorum_of_all_but_the_slow_worker_is_recommended(quorum_plan):
     assert quorum_plan.recommendation.quorum.words == "7 of 8"
     assert quorum_plan.proof.verdict == "follows from the rules"
     assert quorum_plan.recommendation.schedule.strategy.sync == PartialAllReduce(
@@ -260,7 +260,7 @@ def test_equal_workers_need_no_quorum():
     assert line.startswith("recommended: All-Reduce without a quorum. No worker is slow")
 
 
-def test_queues_suit_the_longest_step_and_the_memory():
+def test_queue_depth_fits_the_longest_step_and_the_memory():
     def settings(asked):
         return [one.schedule.strategy.sync for one in KINDS["partial"].candidates(asked, lambda _: True)]
 
@@ -274,7 +274,7 @@ def test_queues_suit_the_longest_step_and_the_memory():
     assert [one.quorum for one in settings(quorum_job("2x1"))] == ["majority", "solo"]
 
 
-def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(quorum_plan):
+def test_quorum_is_no_pipeline_and_excludes_other_syncs(quorum_plan):
     assert Delay.of(AllReduce(sync=PartialAllReduce(quorum="solo"))) is None
     assert Delay.of(AllReduce(sync=Pipeline())) is Delay.PIPELINE
     assert all(option.quorum for option in allowed_options(quorum_plan.options, quorum_job(hardware=ONE_SLOW)))
@@ -289,20 +289,20 @@ def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(quorum_plan):
     ("257x1", ONE_SLOW, {"quorum": None, "gap": False},
         ["weighted graphs, unequal steps per round and quorums", "two answers are yours"]),
 ], ids=str)  # fmt: skip
-def test_what_is_not_weighed_is_said(cluster, hardware, options, said):
+def test_skipped_kinds_are_listed(cluster, hardware, options, said):
     others = ("groups on request", "outer steps")
     found = [line for line in not_weighed(quorum_job(cluster, hardware, **options)) if not line.startswith(others)]
     assert len(found) == len(said)
     assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True)), found
 
 
-def test_limits_on_groups_leave_no_quorum():
+def test_group_limits_exclude_quorums():
     with pytest.raises(UndecidedError, match="no quorum is within the limits; raise --max group, or leave out --sync"):
         plan(quorum_job(limits=Limits(max_group=2), effort=2.0))
 
 
 @pytest.mark.usefixtures("brief")
-def test_long_steps_by_command_line(tmp_path, capsys):
+def test_design_recommends_a_quorum_for_random_slowdowns(tmp_path, capsys):
     path = tmp_path / "quorum.json"
     main(
         ["design", "3x1", "--sync", "partial", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",

@@ -37,11 +37,11 @@ job = jobs(None, HARDWARE)
 
 
 @pytest.mark.parametrize("number", range(0, 200, 10))
-def test_random_jobs_are_answered_truly(number):
+def test_random_jobs_get_correct_answers(number):
     assert not run(draw_job(77, number, tiny=number % 40 == 0), exhaust=number % 40 == 0, overrun=20.0).wrong
 
 
-def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slower_machine(monkeypatch):
+def test_equal_effort_gives_an_identical_answer_on_a_slow_machine(monkeypatch):
     """Neither load nor the seed of string hashes, which differs from process to process, changes a byte."""
     arguments = [
         "design", "3,2", "--model-bytes", "552MB", "--set", "slow=1:2x", "--data", "per-worker", "--effort", "0.3",
@@ -67,7 +67,7 @@ def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slowe
 
 
 @pytest.mark.parametrize("effort", [None, 1e6])
-def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
+def test_little_starts_after_the_time_limit(monkeypatch, effort):
     """A clock on which every look takes a second: ten looks and the time is over, whatever is being done."""
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
@@ -83,7 +83,7 @@ def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
 
 
 @pytest.mark.parametrize(("shape", "largest", "least"), [("3,2", 2, 0.75), ("2x2", 4, 0.0)])
-def test_a_search_continues_until_its_time_is_over_or_all_is_decided(monkeypatch, shape, largest, least):
+def test_search_uses_its_time_unless_all_is_decided(monkeypatch, shape, largest, least):
     """Each look takes 20 ms: what is kept for metrics and the proof is the only time that stays unused."""
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 50)
@@ -93,7 +93,7 @@ def test_a_search_continues_until_its_time_is_over_or_all_is_decided(monkeypatch
     assert front.best is not None
 
 
-def test_a_clock_says_what_ended_it():
+def test_clock_reports_its_stop_reason():
     counted = Clock(seconds=1e6, effort=2.0)
     assert not counted.passed(1.0)
     counted.charge(1.5)
@@ -114,7 +114,7 @@ def test_a_clock_says_what_ended_it():
     assert stopped.stopped_by() == "it was interrupted"
 
 
-def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
+def test_each_answer_status_has_its_exit_code(capsys):
     base = ["design", "4x4", "--model-bytes", "552MB", "--algorithm", "ring", "--effort", "0.2", "--json"]
     asked = {
         "feasible": (0, []),
@@ -131,7 +131,7 @@ def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
         assert captured.err.count("\n") == (code != 0)
 
 
-def test_optimal_is_a_word_about_the_question():
+def test_optimal_needs_a_known_bound():
     everybody = job("2x2", effort=0.1, objective=Objective.CONSENSUS_DISTANCE)
     proved = plan(everybody)
     assert proved.answer.status is Status.OPTIMAL
@@ -142,7 +142,7 @@ def test_optimal_is_a_word_about_the_question():
         assert found.because == f"no bound is known for the objective {asked.objective}"
 
 
-def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_search():
+def test_infeasible_includes_a_proof_and_undecided_the_stop_reason():
     check_error(InfeasibleError, "crossing bound", plan, job("4x4", effort=0.2, max_communication=1e-6))
     with pytest.raises(UndecidedError, match=r"not proved impossible: the search ended because its effort of 0\.2"):
         plan(
@@ -154,18 +154,18 @@ def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_sea
 @pytest.mark.parametrize(
     ("text", "value"), [("8/7", Fraction(8, 7)), ("0/3", Fraction(0)), ("0.5", 0.5), ("1e-3", 1e-3)]
 )
-def test_limits_are_read_as_fractions_or_decimals(text, value):
+def test_limits_parse_as_fractions_or_decimals(text, value):
     assert parse_number(text) == value
     assert type(parse_number(text)) is type(value)
 
 
 @pytest.mark.parametrize("text", ["1/0", "-1", "a/b", "1/2/3", "0.5/2", "inf", "1 ms"])
-def test_other_numbers_are_refused(text):
+def test_invalid_limits_are_rejected(text):
     with pytest.raises(InputError):
         parse_number(text)
 
 
-def test_fractions_are_limits_exactly_and_rounding_loses_nothing():
+def test_fraction_limits_are_exact():
     exact = Limits(max_consensus_distance=Fraction(8, 7))
     near = float(Fraction(8, 7))
     for value in (near, math.nextafter(near, 2), math.nextafter(near, 1)):
@@ -188,11 +188,11 @@ def test_options_on_the_edge_of_a_limit_are_kept(limit):
 
 
 @pytest.mark.parametrize("effort", [0.0, -1.0, math.inf, math.nan])
-def test_an_effort_is_positive_and_finite(effort):
+def test_effort_must_be_positive_and_finite(effort):
     check_error(InputError, "effort", job, "2x2", effort=effort)
 
 
-def test_what_was_not_found_is_named_among_what_may_come_late_as_was_asked():
+def test_undecided_error_names_an_option_of_the_requested_sync():
     """Synchronous All-Reduce, which was not asked for, was named as what was found."""
     asked = {"effort": 0.1, "time_limit": 3600.0}
     with pytest.raises(UndecidedError, match=r"the least found is 0\.75 .* \(allreduce late"):
@@ -205,14 +205,14 @@ def test_what_was_not_found_is_named_among_what_may_come_late_as_was_asked():
         plan(job("1x4", max_communication=1e-6, **asked))
 
 
-def test_what_is_taken_by_name_need_not_keep_limits_that_nothing_keeps():
+def test_selected_schedule_may_exceed_the_limits():
     asked = job("2x2", max_communication=1e-6, effort=0.1, time_limit=3600.0)
     with pytest.raises(InfeasibleError):
         plan(asked)
     assert plan(replace(asked, take="allreduce")).recommendation.name == "allreduce"
 
 
-def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
+def test_clusters_too_large_for_dense_matrices_use_the_catalogue():
     hardware = replace(HARDWARE, slowdown=((3, 2.0),))
     asked = job("300x2", hardware=hardware, effort=0.3)
     answer = add_reasons(plan(asked), asked)
@@ -225,7 +225,7 @@ def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     assert (front.status, front.candidates) == (Status.UNKNOWN, ())
 
 
-def test_brute_force_knows_the_golden_consensus_distances():
+def test_exhaustive_search_finds_the_golden_consensus_distances():
     """The exhaustion that statements are checked against gives the metrics that `topo` gives, by another way."""
     cluster = replace(Cluster.parse("4x1"), hardware=HARDWARE)
     every = all_schedules(cluster, AllReduceAlgorithm.RING, 2)
@@ -244,7 +244,7 @@ QUICK_HARDWARE = with_links(1e10, 25e6, model_bytes=500_000_000, compute=0.05)
 quick_job = jobs(None, QUICK_HARDWARE)
 
 
-def test_the_default_is_quick_needs_no_time_limit_and_answers_the_same_with_nothing_searched():
+def test_default_effort_is_quick_and_reproducible():
     found = plan(quick_job("4x4"))
     assert found.answer.effort == EFFORTS["quick"]
     assert found.answer.time_limit == MANY_SECONDS
@@ -255,7 +255,7 @@ def test_the_default_is_quick_needs_no_time_limit_and_answers_the_same_with_noth
     assert plan(quick_job("4x4", effort=EFFORTS["quick"])).to_json() == found.to_json()
 
 
-def test_all_reduce_of_unequal_steps_is_weighed_every_few_steps_too():
+def test_unequal_steps_are_considered_at_multiples():
     asked = quick_job("3x1", hardware=replace(QUICK_HARDWARE, slowdown=((2, 2.0),)), gap=False, quorum=False)
     options = {option.name: option for option in plan(asked).options}
     for factor in (1, 2, 3):
@@ -266,7 +266,7 @@ def test_all_reduce_of_unequal_steps_is_weighed_every_few_steps_too():
         assert waiting == pytest.approx(QUICK_HARDWARE.compute), "no worker waits"
 
 
-def test_limits_are_searched_for_briefly_and_what_cannot_be_is_still_proved(monkeypatch):
+def test_limits_start_a_short_search_or_an_infeasibility_proof(monkeypatch):
     monkeypatch.setitem(EFFORTS, "quick", 0.5)
     assert not quick_job("2x2").searches
     assert not quick_job("2x2").is_limited
@@ -276,7 +276,7 @@ def test_limits_are_searched_for_briefly_and_what_cannot_be_is_still_proved(monk
     check_error(InfeasibleError, "crossing bound", plan, quick_job("2x2", limits=Limits(max_communication=1e-6)))
 
 
-def test_a_thorough_answer_says_what_it_gained_over_the_quick_one(monkeypatch):
+def test_thorough_answer_reports_its_gain_over_quick(monkeypatch):
     monkeypatch.setitem(EFFORTS, "thorough", 0.5)
     for limits in (Limits(), Limits(max_group=2)):
         quick, found = (plan(quick_job("2x4", limits=limits, effort=effort)) for effort in (None, 0.5))
@@ -292,7 +292,7 @@ def test_a_thorough_answer_says_what_it_gained_over_the_quick_one(monkeypatch):
 
 
 @pytest.mark.parametrize("disturbance", [None, RandomDelay(1, 0.2), RotatingDelay(0.0, 0.1)], ids=str)
-def test_step_times_that_vary_are_sampled_of_what_is_good_at_mean_speeds(disturbance):
+def test_random_step_times_are_sampled_for_the_best_options(disturbance):
     asked = quick_job("2x2", disturbance=disturbance)
     asked = replace(asked, cluster=replace(asked.cluster, hardware=replace(QUICK_HARDWARE, jitter=0.2)), gap=False)
     even = asked.at_mean_speeds
@@ -306,7 +306,7 @@ def test_step_times_that_vary_are_sampled_of_what_is_good_at_mean_speeds(disturb
         assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), "no step is shorter than on average"
 
 
-def test_what_averages_less_than_was_measured_is_not_recommended_however_fast():
+def test_extrapolated_option_is_not_recommended():
     asked = quick_job("4x4", optimizer=Optimizer.ADAM)
     found = plan(asked)
     assert not found.recommendation.extrapolated

@@ -37,7 +37,7 @@ def outer(outer_plan):
     return [option for option in outer_plan.options if option.facts and option.facts.kind == "outer"]
 
 
-def test_every_outer_step_has_the_seconds_of_the_event_graph_and_a_measured_price(outer):
+def test_outer_steps_match_the_event_graph_and_measured_prices(outer):
     prices = {one.ratio: one for one in OUTER_SETTINGS[Optimizer.ADAM]}
     assert {option.steps_ratio for option in outer} == set(prices), "also those of 30 phases, which --max allows"
     assert {option.schedule.strategy.kind for option in outer} == {"allreduce", "static"}
@@ -52,7 +52,7 @@ def test_every_outer_step_has_the_seconds_of_the_event_graph_and_a_measured_pric
         assert said["outer"]["peak_nic_bytes"] == option.facts.peak
 
 
-def test_prices_are_those_of_the_results():
+def test_prices_match_the_measured_results():
     rows = json.loads((ROOT / "benchmarks" / "results" / "steps_to_loss_outer.json").read_text())["rows"]
     found = {(row["schedule"], row["task"], row.get("share", 1)): row["ratio"] or 3.0 for row in rows}
     for optimizer, listed in OUTER_SETTINGS.items():
@@ -63,7 +63,7 @@ def test_prices_are_those_of_the_results():
                 assert found[words, f"{kind}/{optimizer}", one.share] == pytest.approx(ratio, abs=1e-3)
 
 
-def test_a_task_on_which_a_setting_was_not_measured_counts_as_the_costliest_that_was():
+def test_unmeasured_task_counts_as_the_most_expensive_one():
     for optimizer, listed in OUTER_SETTINGS.items():
         for one in listed:
             counted = dict(zip(TASKS[optimizer], one.by_task(optimizer), strict=True))
@@ -86,7 +86,7 @@ def at(option, ratios):
 
 
 @pytest.mark.parametrize(("beyond", "is_taken"), [(1.01, True), (0.99, False)])
-def test_an_outer_step_has_to_win_by_more_than_its_own_error(outer_plan, outer, beyond, is_taken):
+def test_outer_step_must_win_by_more_than_its_error(outer_plan, outer, beyond, is_taken):
     others, best = sure(outer_plan, outer)
     error = 1 + outer[0].steps_ratio_error(Data.SHUFFLED)
     just = at(outer[0], [best.time / outer[0].step_seconds / (beyond * error)] * len(TASKS[Optimizer.ADAM]))
@@ -101,7 +101,7 @@ def test_an_outer_step_has_to_win_by_more_than_its_own_error(outer_plan, outer, 
 
 
 @pytest.mark.parametrize(("costliest", "is_taken"), [(1.01, True), (0.99, False)])
-def test_an_outer_step_has_to_win_on_every_task_whatever_it_gains_on_the_others(outer_plan, outer, costliest, is_taken):
+def test_outer_step_must_win_on_every_task(outer_plan, outer, costliest, is_taken):
     others, best = sure(outer_plan, outer)
     (there,) = times_by_case([best], job())
     for task in range(len(there)):
@@ -114,7 +114,7 @@ def test_an_outer_step_has_to_win_on_every_task_whatever_it_gains_on_the_others(
             assert f"on the task that suits it least it would take {1 / costliest:.2f} times as long" in said
 
 
-def test_what_lies_beyond_the_measured_is_recommended_where_there_is_nothing_else_only(outer_plan, outer):
+def test_extrapolated_outer_step_is_only_a_last_resort(outer_plan, outer):
     others, _ = sure(outer_plan, outer)
     cheap = at(outer[0], [0.01] * len(TASKS[Optimizer.ADAM]))
     assert recommend([*others, cheap], job()) is cheap
@@ -123,13 +123,13 @@ def test_what_lies_beyond_the_measured_is_recommended_where_there_is_nothing_els
     assert recommend([beyond], job()) is beyond
 
 
-def test_outer_steps_are_compared_by_their_predicted_time_and_have_no_regret_alone(outer):
+def test_outer_steps_are_compared_by_predicted_time(outer):
     best = min(outer, key=lambda option: option.time)
     assert decisive_time(best, job()) == best.time < best.time_at_worst
     assert regrets([best], job()) == [1.0]
 
 
-def test_a_streamed_fragment_hides_behind_the_computing_and_lowers_the_peak(outer):
+def test_streamed_fragments_hide_behind_compute_and_lower_the_peak(outer):
     late = [option for option in outer if option.schedule.strategy.sync.late_steps]
     whole = [
         o for o in outer if o.schedule.strategy.steps_per_round == 30 and o.schedule.strategy.payload.num_fragments == 1
@@ -141,7 +141,7 @@ def test_a_streamed_fragment_hides_behind_the_computing_and_lowers_the_peak(oute
         assert option.facts.peak == pytest.approx(peak)
 
 
-def test_more_fragments_than_were_measured_are_said_to_be_a_guess(outer):
+def test_more_fragments_than_measured_are_extrapolated(outer):
     for option in outer:
         count = option.schedule.strategy.payload.num_fragments
         assert option.extrapolated == (count > OUTER_FRAGMENTS)
@@ -152,7 +152,7 @@ def test_more_fragments_than_were_measured_are_said_to_be_a_guess(outer):
 
 
 @pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.MOMENTUM])
-def test_they_are_weighed_under_every_optimizer_and_say_which_learning_rate_they_need(optimizer):
+def test_outer_steps_state_their_learning_rate_for_each_optimizer(optimizer):
     asked = job(optimizer=optimizer, effort=0.3)
     options = [one for one in plan(asked).options if one.facts and one.facts.kind == "outer"]
     assert options
@@ -163,7 +163,7 @@ def test_they_are_weighed_under_every_optimizer_and_say_which_learning_rate_they
         assert option.to_json()["outer"]["learning_rate"] == option.facts.rate
 
 
-def test_what_is_recommended_is_proved_and_said(outer_plan, outer):
+def test_recommended_outer_step_is_proved_and_explained(outer_plan, outer):
     assert outer_plan.recommendation in outer
     assert outer_plan.proof.verdict == "proved"
     assert any("the step that sends most sends" in sentence for sentence in outer_plan.reasons)
@@ -174,14 +174,14 @@ def test_what_is_recommended_is_proved_and_said(outer_plan, outer):
     ({"optimizer": None}, "they were measured under sgd, momentum, adam"),
     ({"data": Data.PER_WORKER}, "on shuffled data"),
 ])  # fmt: skip
-def test_outer_steps_without_a_price_are_named_and_not_weighed(changes, why):
+def test_outer_steps_without_a_price_are_skipped_and_listed(changes, why):
     asked = job(**changes)
     assert not KINDS["outer"].weighs(asked)
     (said,) = (line for line in not_weighed(asked) if line.startswith("outer steps"))
     assert why in said
 
 
-def test_over_links_that_are_faster_than_computing_nobody_speaks_of_outer_steps():
+def test_outer_steps_are_not_mentioned_on_fast_links():
     fast = job(hardware=replace(THIN, nic=Link.of_bandwidth(1e9)))
     assert not KINDS["outer"].weighs(fast)
     assert not any("outer steps" in line for line in not_weighed(replace(fast, optimizer=None)))

@@ -35,7 +35,7 @@ def within_budget():
     return plan(job(objective=Objective.CONSENSUS_DISTANCE, max_communication=0.1104))
 
 
-def test_catalogue_costs_are_the_reference_metrics(catalogue):
+def test_catalogue_costs_match_the_reference_metrics(catalogue):
     figure_10 = find_option(catalogue, "prague-figure-10")
     assert math.isclose(figure_10.communication, 0.1104)
     assert math.isclose(float(figure_10.consensus_distance), 8 / 7)
@@ -45,14 +45,14 @@ def test_catalogue_costs_are_the_reference_metrics(catalogue):
     assert math.isclose(find_option(rings, "allreduce(every=4)").communication, 0.05175)
 
 
-def test_all_reduce_in_every_step_is_compared_with_itself_only_as_it_is_usually_run(catalogue):
+def test_reasons_compare_with_the_default_allreduce(catalogue):
     chosen, usual = find_option(catalogue, "allreduce hierarchical"), find_option(catalogue, "allreduce")
     (said,) = (one for one in reasons(chosen, catalogue, job()) if one.startswith("All-Reduce in every step"))
     assert said.startswith(f"All-Reduce in every step as it is usually run would take {usual.time / chosen.time:.2f} ")
     assert not any("in every step" in one for one in reasons(usual, [usual], job()) if "would take" in one)
 
 
-def test_averages_as_rare_as_those_that_lost_a_measured_network_say_what_they_presume(catalogue):
+def test_rare_averaging_warns_about_the_learning_rate(catalogue):
     momentum, rare = job(optimizer=Optimizer.MOMENTUM), find_option(catalogue, "allreduce(every=12) hierarchical")
     (said,) = (said for said in cautions(rare, momentum) if "it assumes that your learning rate" in said)
     assert float(rare.consensus_distance) > LOST[Optimizer.MOMENTUM][True].consensus_distance > BORNE
@@ -71,7 +71,7 @@ def test_averages_as_rare_as_those_that_lost_a_measured_network_say_what_they_pr
     assert any("--sync synchronous leaves them out" in said for said in cautions(late, job(optimizer=Optimizer.SGD)))
 
 
-def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue):
+def test_front_is_exactly_the_non_dominated_options(catalogue):
     kept = front(catalogue)
 
     def costs(option):
@@ -103,7 +103,7 @@ def test_recommendation_is_on_the_front_and_its_json_is_finite(within_budget):
     )
 
 
-def test_sorted_data_moves_the_balanced_recommendation_to_less_drift(catalogue):
+def test_sorted_data_lowers_the_drift_of_the_recommendation(catalogue):
     shuffled = recommend(catalogue, job())
     sorted_job = job(data=Data.PER_WORKER)
     sorted_ = recommend(competitors(sorted_job, until=0.0), sorted_job)
@@ -113,7 +113,7 @@ def test_sorted_data_moves_the_balanced_recommendation_to_less_drift(catalogue):
 LAB = Hardware(nic=Link.of_bandwidth(25e6), inside=Link.of_bandwidth(1e10), model_bytes=2_200_000, compute=0.06)
 
 
-def test_a_worker_that_is_less_slow_makes_the_answer_slower_by_no_more_than_a_kind_has_to_win_by():
+def test_less_slow_worker_costs_at_most_the_error_margin():
     """At 1.1 times unequal steps per round win by less than their prediction errs by, at 1.5 times by more."""
     asked = [job("2x4", hardware=replace(LAB, slowdown=((0, slow),)), optimizer=Optimizer.ADAM) for slow in (1.1, 1.5)]
     names = ("allreduce", "node-then-all")
@@ -121,7 +121,7 @@ def test_a_worker_that_is_less_slow_makes_the_answer_slower_by_no_more_than_a_ki
     assert less <= more * (1 + LEAST_ERROR)
 
 
-def test_under_momentum_what_lies_beyond_the_measured_costs_more_than_in_proportion_and_is_said_to():
+def test_extrapolation_under_momentum_is_superlinear_and_flagged():
     """Every 25 steps (distance 10.5) the text needed 2.67 times the steps, and prices in proportion said 1.58."""
     model = job(optimizer=Optimizer.MOMENTUM).steps_model
     assert model.steps_ratio(10.5, 0.0) == pytest.approx(2.67, rel=0.25)
@@ -134,7 +134,7 @@ def test_under_momentum_what_lies_beyond_the_measured_costs_more_than_in_proport
     assert not recommend(options, thin).extrapolated
 
 
-def test_a_slow_worker_appears_as_waiting(catalogue):
+def test_slow_worker_appears_as_waiting(catalogue):
     options = competitors(job(hardware=replace(HARDWARE, slowdown=((6, 5.0),))), names=("allreduce", "node-then-all"))
     allreduce = find_option(options, "allreduce")
     assert math.isclose(allreduce.step_seconds, 0.25 + 0.207, rel_tol=1e-6)
@@ -145,7 +145,7 @@ def test_a_slow_worker_appears_as_waiting(catalogue):
     assert not any(option.name.startswith("paced") for option in catalogue)
 
 
-def test_a_form_other_than_the_ring_is_named():
+def test_hierarchical_algorithm_is_named():
     words, asked = "as its file says: algorithm hierarchical", job(algorithm=AllReduceAlgorithm.HIERARCHICAL)
     chosen = recommend(competitors(asked, names=("allreduce",)), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
@@ -154,12 +154,12 @@ def test_a_form_other_than_the_ring_is_named():
     )
 
 
-def test_a_million_workers_are_planned_from_rules_alone():
+def test_million_workers_are_planned_from_rules():
     options = competitors(job("250000x4"))
     assert {"prague-figure-10", "node-then-all"} <= {option.schedule.name.split("(")[0] for option in options}
 
 
-def test_impossible_budget_names_the_nearest_possible_thing(catalogue):
+def test_impossible_budget_names_the_least_possible(catalogue):
     with pytest.raises(UndecidedError, match=r"expected at least .* ms per step, got 0\.001 ms; raise it"):
         recommend(catalogue, job(max_communication=1e-6))
 
@@ -173,11 +173,11 @@ def test_impossible_budget_names_the_nearest_possible_thing(catalogue):
     ({"max_consensus_distance": -1.0}, "max-consensus-distance: is -1.0; it is a finite number >= 0"),
     ({"max_period": 0}, "max-period: is 0; the least possible value is 1"),
 ])  # fmt: skip
-def test_impossible_jobs_are_refused_in_one_line(options, message):
+def test_invalid_jobs_are_rejected(options, message):
     check_error(InputError, message, job, **options)
 
 
-def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_metrics():
+def test_steps_ratio_is_1_for_allreduce_and_grows_with_both_metrics():
     assert FITTED.steps_ratio(0.0, 0.0, gradients=True) == 1.0
     assert (
         FITTED.steps_ratio(1.0, 0.0)
@@ -188,7 +188,7 @@ def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_metrics():
     assert math.isinf(FITTED.steps_ratio(math.inf, 0.0))
 
 
-def test_rules_are_measured_and_graphs_named_when_the_time_is_up():
+def test_graphs_are_listed_as_skipped_at_the_time_limit():
     left_out: list[str] = []
     options = competitors(job(), until=0.0, left_out=left_out.append)
     assert {option.schedule.strategy.kind for option in options} == {"static", "allreduce"}
@@ -196,7 +196,7 @@ def test_rules_are_measured_and_graphs_named_when_the_time_is_up():
     assert "prague-figure-10" not in left_out
 
 
-def test_catalogue_entries_keep_every_limit_that_the_search_keeps():
+def test_catalogue_candidates_keep_the_limits_of_the_search():
     options = competitors(job(max_gap=3, algorithm=AllReduceAlgorithm.RING), until=0.0)
     assert {"prague-figure-10", "node-then-all"} <= {option.name for option in options}
     assert "node-then-all(node_rounds=5)" not in {option.name for option in options}
@@ -205,14 +205,14 @@ def test_catalogue_entries_keep_every_limit_that_the_search_keeps():
     assert {option.name for option in without_gap} == names
 
 
-def test_the_search_looks_for_little_consensus_distance_unless_communication_is_asked_for():
+def test_search_minimizes_consensus_distance_by_default():
     assert job(data=Data.PER_NODE).problem().objective is Objective.CONSENSUS_DISTANCE
     assert job(objective=Objective.COMMUNICATION).problem().objective is Objective.COMMUNICATION
     assert job(objective=Objective.WAITING).problem().objective is Objective.CONSENSUS_DISTANCE
 
 
 @pytest.mark.parametrize("cluster", ["1x9", "1x16", "5,3,1", "3,3,2", "2x1"])
-def test_any_shape_of_cluster_is_planned(cluster):
+def test_any_cluster_shape_is_planned(cluster):
     answer = plan(job(cluster, effort=0.3))
     assert all(
         option.consensus_distance.value >= 0 for option in answer.options if option.consensus_distance.value is not None
@@ -227,7 +227,7 @@ def test_limits_bind_catalogue_entries_as_they_bind_the_search():
     assert all(option.period <= 3 for option in options)
 
 
-def test_an_overlapped_schedule_is_predicted_from_its_delayed_metrics_and_pays_for_its_late_distance():
+def test_late_distance_adds_to_the_steps_ratio():
     assert FITTED.steps_ratio(0.9375, 0.0) == pytest.approx(
         1 + price_of_moments(FITTED.noise, FITTED.num_workers) + FITTED.a * 0.9375
     )
@@ -238,7 +238,7 @@ def test_an_overlapped_schedule_is_predicted_from_its_delayed_metrics_and_pays_f
     assert FITTED.error("shuffled", late=True) > FITTED.error("shuffled")
 
 
-def test_under_adam_averaging_parameters_costs_steps_even_where_workers_are_never_apart():
+def test_parameter_averaging_under_adam_costs_steps_even_at_distance_0():
     """One node: node-then-all averages all workers' parameters in every step, and Adam's moments stay their own."""
     asked = job("1x8", optimizer=Optimizer.ADAM)
     alike, every_step = (
@@ -251,7 +251,7 @@ def test_under_adam_averaging_parameters_costs_steps_even_where_workers_are_neve
     assert measure(alike.schedule, replace(asked, optimizer=Optimizer.SGD)).steps_ratio == 1
 
 
-def test_delay_at_one_step_a_round_is_nearly_free_under_momentum_and_not_under_sgd():
+def test_delay_is_nearly_free_under_momentum_but_not_sgd():
     late = {}
     for optimizer in Optimizer:
         options = competitors(job(optimizer=optimizer), until=0.0, names=("allreduce",))
@@ -261,7 +261,7 @@ def test_delay_at_one_step_a_round_is_nearly_free_under_momentum_and_not_under_s
     assert sgd.time_at_worst > 1.4 * sgd.step_seconds
 
 
-def test_the_recommendation_is_least_wrong_whichever_task_the_job_is_like():
+def test_recommendation_minimizes_the_worst_case_regret():
     asked = job("2x4", optimizer=Optimizer.SGD, sync=Delay.SYNCHRONOUS)
     options = [option for option in competitors(asked, until=0.0) if math.isfinite(option.time)]
     chosen, usual = recommend(options, asked), asked.steps_model
@@ -273,7 +273,7 @@ def test_the_recommendation_is_least_wrong_whichever_task_the_job_is_like():
     assert worst(chosen) <= min(map(worst, options)) * (1 + TIE)
 
 
-def test_a_price_without_end_swallows_no_other_and_what_nobody_tried_costs_something_on_every_task():
+def test_infinite_prices_stay_separate_and_zero_prices_extrapolate():
     asked = job("2x4")
     rare = find_option(competitors(asked, until=0.0), "allreduce(every=24) hierarchical")
     endless = replace(asked.steps_model, a=1e17)

@@ -41,7 +41,7 @@ def sent_at_once(edges, cluster, hardware, num_bytes):
     return there
 
 
-def test_messages_share_what_they_have_in_common():
+def test_messages_share_common_links():
     cluster, hardware = Cluster.regular(3, 2), Hardware(inside=Link(0.5, 1.0), nic=Link(2.0, 10.0))
     assert sent_at_once([(0, 2)], cluster, hardware, 3) == {(0, 2): 32}
     assert sent_at_once([(0, 2), (1, 4)], cluster, hardware, 3) == {(0, 2): 62, (1, 4): 62}, "one NIC out"
@@ -53,7 +53,7 @@ def test_messages_share_what_they_have_in_common():
     assert sent_at_once([(0, 2), (1, 4)], cluster, rails, 3) == {(0, 2): 32, (1, 4): 32}
 
 
-def test_a_message_that_comes_later_takes_its_share_from_then_on():
+def test_later_message_shares_the_remaining_bandwidth():
     network = Network(Cluster.regular(3, 1), Hardware(nic=Link(0.0, 1.0)))
     network.send(0, 1, 10, (1,))
     network.go_to(4.0)
@@ -66,7 +66,7 @@ def test_a_message_that_comes_later_takes_its_share_from_then_on():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_message_is_there_before_the_links_can_have_carried_it(seed):
+def test_no_message_arrives_before_the_link_bound(seed):
     """`round_seconds` counts each link's bytes alone; one host's links, which decide alone, are met exactly."""
     rng = random.Random(seed)
     cluster = Cluster.regular(4, 2)
@@ -104,7 +104,7 @@ def operations(groups, cluster, hardware, *, begin=None):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_group_alone_on_the_links_takes_what_its_phase_takes(seed):
+def test_single_group_takes_the_time_of_its_phase(seed):
     rng = random.Random(seed)
     cluster, link = Cluster.regular(4, 3), lambda: Link(rng.choice([0.0, 0.5]), rng.choice([0.5, 2.0, 3.0]))
     switches = (Switch((0, 1), link()),) if seed % 2 else ()
@@ -117,7 +117,7 @@ def test_a_group_alone_on_the_links_takes_what_its_phase_takes(seed):
         assert operations([group], cluster, hardware) == [pytest.approx(alone)]
 
 
-def test_groups_on_the_same_nics_share_them_as_those_of_one_phase_do():
+def test_groups_share_nics_as_in_one_phase():
     cluster, hardware = Cluster.regular(2, 4), Hardware(inside=Link(0.25, 0.5), nic=Link(0.5, 2.0))
     groups = [(0, 4), (1, 5), (2, 6), (3, 7)]
     together = of_phase(Phase.from_groups(8, groups), cluster, hardware, model_bytes=60, algorithm="ring").seconds()
@@ -131,7 +131,7 @@ def test_groups_on_the_same_nics_share_them_as_those_of_one_phase_do():
     assert operations(groups[:2], cluster, rails) == [alone, alone]
 
 
-def test_a_synchronous_server_takes_what_its_hosts_nics_take_there_and_back():
+def test_synchronous_server_takes_the_time_of_its_host_nics():
     there = 12 * MODEL * 1e-8 + 1e-4  # twelve workers of other nodes share the NIC of the host's node
     one = of(Server(), num_rounds=40)
     assert one.step_seconds == pytest.approx(0.08 + 2 * there)
@@ -148,7 +148,7 @@ def test_a_synchronous_server_takes_what_its_hosts_nics_take_there_and_back():
     assert (one.largest_age, late.largest_age) == (0, 2)
 
 
-def test_a_synchronous_server_waits_for_its_slowest_worker_and_an_asynchronous_one_does_not():
+def test_only_the_synchronous_server_waits_for_its_slowest_worker():
     times = ComputeTimes(trace=np.array([[0.08] * 15 + [0.8]]))
     synchronous = of(Server(hosts=(0, 4, 8, 12)), compute=times, num_rounds=20)
     free = of(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times, num_rounds=40)
@@ -161,7 +161,7 @@ def test_a_synchronous_server_waits_for_its_slowest_worker_and_an_asynchronous_o
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("sync", [None, DelayedAveraging()])
-def test_the_staleness_bounds_the_ages_that_are_measured(staleness, sync):
+def test_staleness_bounds_the_measured_ages(staleness, sync):
     """An answer to push c comes when no worker is below c − s, and none is above c + s + 1 when push c + 1 comes."""
     rng = np.random.default_rng(staleness)
     for _ in range(2):
@@ -174,7 +174,7 @@ def test_the_staleness_bounds_the_ages_that_are_measured(staleness, sync):
         assert 0 < found.mean_age <= found.largest_age
 
 
-def test_without_links_an_asynchronous_server_takes_what_computing_takes():
+def test_asynchronous_server_without_links_takes_the_compute_time():
     timeline = simulate(Schedule("s", CLUSTER, Server(synchronous=False)), num_rounds=5)
     assert timeline.makespan == 0.0
     free = Hardware(compute=0.5, model_bytes=8)
@@ -187,7 +187,7 @@ def test_without_links_an_asynchronous_server_takes_what_computing_takes():
         assert of(strategy, free, num_rounds=30).step_seconds == pytest.approx(0.5)
 
 
-def test_a_worker_alone_with_its_host_needs_nobody():
+def test_asynchronous_server_of_two_hosts_exchanges_halves():
     cluster = Cluster.regular(2, 1)
     alone = of(Server(hosts=(0, 1), synchronous=False), cluster=cluster)
     assert alone.nic_bytes == MODEL
@@ -200,14 +200,14 @@ def test_a_worker_alone_with_its_host_needs_nobody():
     (AllReduce(steps_per_round=4, sync=DelayedAveraging()), 4, 2),
     (AllReduce(sync=Pipeline(width=3)), 2, None),
 ])  # fmt: skip
-def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
+def test_allreduce_ages_equal_the_configured_delay(strategy, age, arrays):
     found = of(strategy)
     assert (found.largest_age, found.mean_age, found.how) == (age, age, "exact")
     assert arrays is None or (found.arrays, found.memory_bytes) == (arrays, arrays * MODEL)
 
 
 @pytest.mark.parametrize("name", ["prague-figure-10", "ring", "node-then-all"])
-def test_the_age_of_fixed_rounds_is_what_hearsay_shows(name):
+def test_age_of_fixed_rounds_matches_message_tracking(name):
     """Proved by following who met whom; here every worker's view is kept through many synchronous rounds."""
     schedule = build(name, CLUSTER)
     heard, count = IndirectAge(schedule.worker_steps()), schedule.num_workers
@@ -227,7 +227,7 @@ def test_the_age_of_fixed_rounds_is_what_hearsay_shows(name):
     assert predict(schedule, WIRE).largest_age == late
 
 
-def test_pairs_and_groups_on_request_count_what_they_send():
+def test_pairs_and_dynamic_groups_count_sent_bytes():
     pairs = of(Pairwise(active=(0, 1, 2, 3)))
     assert pairs.nic_bytes == pytest.approx(4 * MODEL, rel=0.01), (
         "four models leave node 0 in each round, all to others"
@@ -239,13 +239,13 @@ def test_pairs_and_groups_on_request_count_what_they_send():
     assert groups.arrays == 1
 
 
-def test_the_bytes_of_a_group_are_counted_once_and_not_for_each_member():
+def test_bytes_of_a_group_are_counted_once():
     setting = {"division": GroupSplit.GLOBAL, "slow_threshold": None}
     found = of(DynamicGroups(group_size=2, **setting), cluster=Cluster.regular(2, 1))
     assert found.nic_bytes == pytest.approx(MODEL), "a ring of two sends a model out of each node in every round"
 
 
-def test_what_has_no_size_is_refused():
+def test_missing_model_bytes_are_rejected():
     check_error(InputError, "model_bytes", of, Server(), Hardware(nic=Link(1e-4, 1e-8)))
 
 
@@ -261,7 +261,7 @@ def ranks():
 
 
 @pytest.mark.parametrize("strategy", KINDS, ids=range(len(KINDS)))
-def test_mailboxes_of_a_real_run_count_the_bytes_that_were_predicted(ranks, strategy):
+def test_predicted_bytes_match_a_real_run(ranks, strategy):
     """Four workers on two nodes; tags and a few numbers come on top of the model. Late answers may be under way."""
     cluster, rounds, together = Cluster.regular(2, 2), 10, threading.Barrier(4)
 

@@ -42,7 +42,7 @@ def kind_of(option):
     return option.facts.kind if option.facts else option.schedule.strategy.kind
 
 
-def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(whole_plan):
+def test_simulated_kinds_have_seconds_steps_and_claims(whole_plan):
     pay = payer(Clock(seconds=3600.0, effort=50.0), 50.0)
     tried = [one for word in ("dynamic_groups", "pairwise", "server") for one in KINDS[word].candidates(job(), pay)]
     fewer = [one for one in tried if not one.name.endswith(("groups of 3", "every 16"))]  # by the same code
@@ -66,7 +66,7 @@ def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(whole_plan)
         assert not kind.weighs(job()) or word in shown or f"{word}: " in left_out
 
 
-def test_what_is_not_calibrated_decides_by_a_pessimistic_price(whole_plan):
+def test_uncalibrated_kinds_count_at_a_pessimistic_price(whole_plan):
     pairs = [option for option in whole_plan.options if kind_of(option) == "pairwise"]
     for option in pairs:
         assert decisive_time(option, job()) >= (1 + PAIRS_AT_WORST) * option.step_seconds * (1 - 1e-12) or (
@@ -74,7 +74,7 @@ def test_what_is_not_calibrated_decides_by_a_pessimistic_price(whole_plan):
         )
 
 
-def test_with_one_more_kind_allowed_the_recommendations_time_rises_by_no_more_than_less_regret_is_worth(whole_plan):
+def test_more_kinds_never_cost_more_than_the_regret_margin(whole_plan):
     kinds, times = {kind_of(option) for option in whole_plan.options}, {}
     for size in range(1, len(kinds) + 1):
         for few in map(frozenset, itertools.combinations(kinds, size)):
@@ -86,7 +86,7 @@ def test_with_one_more_kind_allowed_the_recommendations_time_rises_by_no_more_th
             assert times[few | {more}] <= before * (1 + WORTH), (few, more)
 
 
-def test_what_is_not_weighed_is_named_with_the_reason():
+def test_skipped_kinds_are_listed_with_the_reason():
     def lines_of(asked):
         return [line for line in not_weighed(asked) if line.startswith("groups on request")]
 
@@ -98,7 +98,7 @@ def test_what_is_not_weighed_is_named_with_the_reason():
     assert not lines_of(job(quorum=True)), "nothing but quorums was asked for"
 
 
-def test_nodes_of_one_worker_and_a_slow_one_are_planned_for():
+def test_single_worker_nodes_with_a_slow_one_are_planned():
     """Rounds inside nodes need two workers on each, which ended the plan with the division's refusal."""
     alone = with_links(1e9, 1e8, model_bytes=1_000_000, compute=0.05, slowdown=((1, 2.0),))
     planned = plan(steady_job("4x1", alone, effort=0.5))
@@ -106,14 +106,14 @@ def test_nodes_of_one_worker_and_a_slow_one_are_planned_for():
     assert not any(GroupSplit.NODE_THEN_ALL in option.name for option in planned.options if option.facts)
 
 
-def test_unequal_steps_that_suit_the_workers_are_measured_before_rarer_averaging():
+def test_unequal_steps_are_measured_before_rarer_averaging():
     """At a small effort All-Reduce's sampled rounds took all of it, and a worker twice as slow held up all."""
     thin = with_links(1e9, 4e8, model_bytes=2_000_000, compute=0.05, slowdown=((4, 2.0),), jitter=0.1)
     planned = plan(steady_job("2x4", thin, effort=0.5, gap=False, quorum=False))
     assert planned.recommendation.name.startswith("paced"), planned.recommendation.name
 
 
-def test_at_a_small_effort_unequal_steps_of_groups_are_measured_too_where_step_times_are_sampled():
+def test_small_effort_measures_unequal_steps_with_random_times():
     """Sampled settings were charged ten times what they take, and pairs were recommended at 2.5 times the time."""
     thin = Hardware(
         inside=Link.of_bandwidth(6e8, 1e-5), nic=Link.of_bandwidth(2.3e6, 1e-4), model_bytes=2_000_000, compute=0.05
@@ -157,7 +157,7 @@ def settle(asked, options, effort=1e3):
     return check.settled(options), check
 
 
-def test_distances_are_steady_within_10_percent_and_no_further():
+def test_distances_are_steady_within_10_percent():
     assert is_steady((2.0, 2.1, 2.19))
     assert is_steady((0.0, 0.0, 0.0))
     assert not is_steady((2.0, 2.1, 2.21))
@@ -167,7 +167,7 @@ def test_distances_are_steady_within_10_percent_and_no_further():
 
 
 @pytest.mark.timeout(900)
-def test_workers_that_never_hear_of_other_nodes_are_not_recommended():
+def test_isolated_nodes_are_not_recommended():
     """Over these links updates of other nodes never come in time: each node trains alone, and nothing waits for it."""
     asked = steady_job("4x8", THIN, optimizer=Optimizer.ADAM, effort=10.0)
     planned = plan(asked)
@@ -193,7 +193,7 @@ def nearly(bandwidth):
 
 
 @pytest.mark.parametrize(("bandwidth", "steady"), [(37e6, False), (40e6, True)])
-def test_links_just_too_thin_take_an_option_out_and_just_wide_enough_do_not(bandwidth, steady):
+def test_steady_check_separates_links_just_below_and_above_the_need(bandwidth, steady):
     asked, option = nearly(bandwidth), option_at(bandwidth)
     kept, check = settle(asked, [option])
     assert [option.name for option in kept] == [NEAR] * steady
@@ -209,21 +209,21 @@ def test_links_just_too_thin_take_an_option_out_and_just_wide_enough_do_not(band
         assert NEAR in check.words()[0]
 
 
-def test_what_there_is_no_time_to_run_for_longer_is_left_out_by_name():
+def test_option_without_time_for_a_long_run_is_listed():
     option = option_at(40e6)
     kept, check = settle(nearly(40e6), [option], effort=option.longer.work(240) / 2)
     assert not kept
     assert check.left_out[NEAR] == "there was no time for 240 rounds"
 
 
-def test_an_option_that_is_taken_and_not_steady_is_refused_by_its_name():
+def test_selected_option_that_is_not_steady_is_rejected():
     asked = replace(nearly(37e6), take=NEAR)
     with pytest.raises(UndecidedError, match=rf"--select '{NEAR}': .*after 60, 120 and 240 rounds"):
         settle(asked, [option_at(37e6)])
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_jobs_recommend_what_is_proved_or_steady(seed):
+def test_random_jobs_recommend_proved_or_steady_options(seed):
     rng = random.Random(seed)
     disturbance = rng.choice([None, RandomSlowdown(4.0), RotatingDelay(0.0, 0.1)])
     hardware = with_links(
@@ -243,7 +243,7 @@ def test_random_jobs_recommend_what_is_proved_or_steady(seed):
             )
 
 
-def test_what_wins_only_if_workers_are_as_slow_as_said_is_left_out():
+def test_option_that_wins_only_at_the_stated_slowdown_is_excluded():
     fast = with_links(1e9, 1e9, model_bytes=1_000_000, compute=0.05, slowdown=((5, 4.0),))
     asked = steady_job("2x4", fast, effort=20.0)
     gaps = KINDS["iteration_gap"].candidates(asked, lambda _: True)
@@ -263,7 +263,7 @@ def test_what_wins_only_if_workers_are_as_slow_as_said_is_left_out():
 
 
 @pytest.mark.parametrize(("slow", "wins"), [(2.03, False), (2.1, True)])
-def test_unequal_steps_are_recommended_only_if_they_also_win_with_a_worker_half_as_slow(slow, wins):
+def test_unequal_steps_must_also_win_at_half_the_slowdown(slow, wins):
     link, name = Link.of_bandwidth(1e9), "paced allreduce hierarchical"
     hardware = Hardware(inside=link, nic=link, model_bytes=1_000_000, compute=0.05, slowdown=((5, slow),))
     asked = {"optimizer": Optimizer.ADAM, "gap": False, "quorum": False, "effort": 0.3, "time_limit": None}

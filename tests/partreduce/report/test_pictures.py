@@ -45,7 +45,7 @@ VISION = {
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_the_seven_colors_differ_for_every_common_kind_of_vision(vision):
+def test_colors_differ_for_common_color_vision_types(vision):
     seen = [lightness_and_color(color, VISION[vision]) for color in palette.OKABE_ITO]
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 12
 
@@ -58,7 +58,7 @@ def test_styles_differ_by_more_than_color():
     assert all(a.dash != b.dash for a, b in pairwise(first))
 
 
-def test_colors_are_named_in_the_palette_alone():
+def test_colors_are_defined_in_the_palette_only():
     for path in [*(ROOT / "partreduce").glob("*.py"), *(ROOT / "partreduce" / "report").glob("*.py")]:
         if path.name in {"palette.py", "page.py"}:  # a page's style sheet is no picture
             continue
@@ -66,7 +66,7 @@ def test_colors_are_named_in_the_palette_alone():
         assert not codes, path
 
 
-def test_a_group_has_one_style_in_the_terminal_in_pictures_and_in_reports():
+def test_group_has_one_style_in_terminal_pictures_and_reports():
     known: dict[bytes, int] = {}
     names = ("allreduce", "prague-figure-10", "node-then-all")
     grids = [grid_of(partreduce.design("2x4", build=name), known=known) for name in names]
@@ -91,14 +91,14 @@ def test_a_group_has_one_style_in_the_terminal_in_pictures_and_in_reports():
     assert {tuple(bar.get_facecolor()[0]) for bar in bars} == {to_rgba(node.color)}
 
 
-def test_groups_of_one_phase_have_different_styles_as_far_as_there_are_enough():
+def test_groups_of_a_phase_have_different_styles():
     grid = grid_of(partreduce.design("16x4", build="node-then-all"))
     first = {grid.styles[index] for index in grid.group[:, 0].tolist()}
     assert len(first) == 16
 
 
 @pytest.mark.parametrize("values", [[12.6, 20, 50, 110, 5300], [0, 0.01, 1, 80]])
-def test_one_outlier_does_not_squeeze_the_rest(values):
+def test_log_axis_keeps_values_apart_despite_an_outlier(values):
     axis = new_figure(6, 4).subplots()
     logarithmic(axis, "x", values)
     low, high = axis.transData.transform([(axis.get_xlim()[0], 1), (axis.get_xlim()[1], 1)])[:, 0]
@@ -127,7 +127,7 @@ def pictures():
     }
 
 
-def test_every_axis_has_a_label_and_what_is_measured_has_a_unit(pictures):
+def test_every_axis_has_a_label_and_times_have_units(pictures):
     for name, figure in pictures.items():
         for axis in figure.axes:
             assert axis.get_xlabel() or not axis.axison, name
@@ -144,7 +144,7 @@ def test_series_and_colors_have_a_legend(pictures):
     assert [text.get_text() for text in graph.legends[0].get_texts()] == [f"node {node}" for node in range(4)]
 
 
-def test_no_text_leaves_its_picture(pictures):
+def test_no_text_exceeds_its_picture(pictures):
     for name, figure in pictures.items():
         figure.canvas.draw()
         width, height = figure.bbox.width, figure.bbox.height
@@ -155,7 +155,7 @@ def test_no_text_leaves_its_picture(pictures):
             ), (name, text.get_text())
 
 
-def test_a_name_in_the_picture_of_the_front_covers_no_point_and_no_other_name():
+def test_labels_of_the_front_do_not_overlap():
     job = PlanRequest(cluster=partreduce.Cluster.regular(2, 4, hardware=HARDWARE), effort=0.1)
     planned = plan(job)
     figure = draw_front(planned, job.data)

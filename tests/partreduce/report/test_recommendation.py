@@ -75,7 +75,7 @@ QUICK = ("slow links", "many", "slow worker", "codecs", "random steps")
 
 @pytest.mark.parametrize(("job", "effort"), [*((job, FAST) for job in JOBS), *((job, []) for job in QUICK)])
 @pytest.mark.usefixtures("folder")
-def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, effort, capsys, request):
+def test_answer_fits_a_screen_with_parts_in_order(job, effort, capsys, request):
     if effort:
         request.getfixturevalue("brief")
     lines = ran(capsys, ["design", *JOBS[job], *effort]).out.splitlines()
@@ -90,7 +90,7 @@ def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, effort, capsys
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("slow", "factor"), [((2, 3), "1.40"), ((), "")])
-def test_the_answer_says_what_fewer_steps_of_slow_workers_cost(capsys, slow, factor):
+def test_answer_prices_the_omitted_steps_of_slow_workers(capsys, slow, factor):
     """Of 2x2 workers half take one step where the others take three: two thirds of the steps, to the power of -0.83."""
     words = ["design", "2x2", "--set", "compute=160ms", "--model-bytes", "37MB", *FAST]
     said = " ".join(ran(capsys, [*words, *(word for one in slow for word in ("--set", f"slow={one}:3"))]).out.split())
@@ -102,7 +102,7 @@ COMPUTING = ["--set", "compute=160ms", "--model-bytes", "37MB"]
 
 
 @pytest.mark.usefixtures("brief", "decide_once")
-def test_the_answer_says_how_fast_the_cluster_without_its_slow_workers_is(capsys):
+def test_answer_compares_with_the_cluster_without_slow_workers(capsys):
     """Worker 3 is the last one of node 0; 15 workers need 16/15 of the steps for as many samples."""
     slow = ["4x4", *COMPUTING, "--set", "slow=3:5x", "--effort", "0.5"]
     said = " ".join(ran(capsys, ["design", *slow]).out.split())
@@ -117,7 +117,7 @@ def test_the_answer_says_how_fast_the_cluster_without_its_slow_workers_is(capsys
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("slow", [(2, 3), ()])
-def test_a_cluster_that_is_clearly_slower_without_its_slow_workers_is_named_by_explain_alone(capsys, slow):
+def test_removing_slow_workers_is_explained_even_if_it_does_not_pay(capsys, slow):
     """Without two of four workers that take 1.5 times as long, a step has a half of the samples, not five sixths."""
     asked = ["design", "1x4", *COMPUTING, "--optimizer", "sgd", *FAST, "--explain"]
     said = " ".join(ran(capsys, [*asked, *(word for one in slow for word in ("--set", f"slow={one}:1.5"))]).out.split())
@@ -127,14 +127,14 @@ def test_a_cluster_that_is_clearly_slower_without_its_slow_workers_is_named_by_e
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("words", [("1x2", "--set", "slow=1:3"), ("1x4", "--set", "slow=3:5", "--max", "group=4")])
-def test_a_cluster_without_its_slow_workers_may_be_too_small(capsys, words):
+def test_cluster_without_its_slow_workers_may_be_too_small(capsys, words):
     """For one worker alone there is no schedule; a limit on groups may exceed the workers that are left."""
     said = ran(capsys, ["design", *words, *FAST]).out
     assert ("\nslow workers" in said) == (words[0] == "1x4")
 
 
 @pytest.mark.usefixtures("decide_once")
-def test_a_thorough_answer_says_what_searching_gained(capsys, monkeypatch):
+def test_thorough_answer_prints_its_gain(capsys, monkeypatch):
     monkeypatch.setitem(EFFORTS, "thorough", 0.5)
     asked = ["design", *JOBS["slow links"], "--effort", "thorough"]
     assert main([*asked, "--json"]) == 0
@@ -145,7 +145,7 @@ def test_a_thorough_answer_says_what_searching_gained(capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("brief", "decide_once")
-def test_all_and_explain_print_the_rest(capsys):
+def test_all_and_explain_print_every_reason_and_caution(capsys):
     asked = ["design", *JOBS["slow links"], *FAST]
     document = json.loads(ran(capsys, [*asked, "--json"]).out)
     said = " ".join(ran(capsys, [*asked, "--all", "--explain"]).out.split())
@@ -164,7 +164,7 @@ def job_and_options():
     return job, competitors(job, until=0.0)
 
 
-def test_the_simple_baselines_are_known_by_what_they_do():
+def test_family_recognizes_the_simple_baselines():
     place = Cluster.regular(4, 4)
     families = {
         name: family(registry.build(name, place))
@@ -182,7 +182,7 @@ def test_the_simple_baselines_are_known_by_what_they_do():
     assert family(replace(registry.build("allreduce", place), strategy=quorum)) == ""
 
 
-def test_the_strongest_simple_baseline_is_none_that_another_simple_one_beats(job_and_options):
+def test_simple_baseline_is_the_fastest_simple_schedule(job_and_options):
     job, options = job_and_options
     for chosen in (recommend(options, job), next(one for one in options if one.name == "prague-figure-10")):
         compared = compare(chosen, options, job)
@@ -197,7 +197,7 @@ def test_the_strongest_simple_baseline_is_none_that_another_simple_one_beats(job
         assert compared.over_simple == gain(chosen, compared.simple, job.data)
 
 
-def test_a_recommendation_that_is_no_simple_schedule_has_its_range_over_the_best(job_and_options):
+def test_selected_schedule_shows_its_speedup_over_the_best_simple_one(job_and_options):
     job, options = job_and_options
     chosen = next(one for one in options if one.name == "prague-figure-10")
     taken = replace(job, take=chosen.name, effort=0.3)
@@ -211,7 +211,7 @@ def test_a_recommendation_that_is_no_simple_schedule_has_its_range_over_the_best
     assert describe(chosen.schedule) in said
 
 
-def test_variants_are_the_answers_to_the_jobs_that_ask_for_them(job_and_options):
+def test_variants_match_plans_for_other_optimizers(job_and_options):
     job, options = job_and_options
     chosen = recommend(options, job)
     found = {variant.optimizer: variant for variant in variants(chosen, job)}
@@ -228,7 +228,7 @@ def test_variants_are_the_answers_to_the_jobs_that_ask_for_them(job_and_options)
     assert next(variants(chosen, replace(job, optimizer=Optimizer.SGD))).optimizer is Optimizer.MOMENTUM
 
 
-def test_what_another_optimizer_would_change_is_what_design_answers_for_it(capsys):
+def test_speedup_for_another_optimizer_matches_its_own_answer(capsys):
     asked = ["design", *JOBS["slow links"]]
     said = " ".join(ran(capsys, asked).out.split())
     for words, name in (("SGD(?! with)", "sgd"), ("SGD with momentum", "Momentum")):
@@ -238,14 +238,14 @@ def test_what_another_optimizer_would_change_is_what_design_answers_for_it(capsy
 
 
 @pytest.mark.usefixtures("brief")
-def test_an_assumed_model_size_is_said_in_the_first_line(capsys):
+def test_assumed_model_size_is_in_the_first_line(capsys):
     said = " ".join(ran(capsys, ["design", "2x2", *FAST]).out.split())
     assert "Recommendation for 2x2: 100 MB model (assumed: give --model-bytes), 50 ms computing per step: " in said
     assert "(assumed" not in ran(capsys, ["design", "2x2", "--model-bytes", "1MB", *FAST]).out
 
 
 @pytest.mark.usefixtures("decide_once")
-def test_an_optimizer_has_the_names_that_users_type_and_the_help_shows(capsys, monkeypatch):
+def test_optimizer_names_ignore_case_and_appear_in_the_help(capsys, monkeypatch):
     asked = ["design", "2x2", "--json", "--effort", "0.1", "--optimizer"]
     plain, *others = (json.loads(ran(capsys, [*asked, name]).out) for name in ("adam", "adamw", "AdamW", "ADAM"))
     assert others == [plain] * 3
@@ -253,14 +253,14 @@ def test_an_optimizer_has_the_names_that_users_type_and_the_help_shows(capsys, m
     assert "<any|sgd|momentum|adam|adamw>" in ran(capsys, ["design", "--help"]).out
 
 
-def test_a_limit_that_cannot_be_kept_is_said_in_two_lines_with_the_least_first(capsys):
+def test_infeasible_limit_error_starts_with_the_least_possible(capsys):
     said = ran(capsys, ["design", "4x4", *JOBS["slow links"][1:], "--max", "communication=1us"], 4).err
     assert len(said) <= 170
     assert said.startswith("partreduce: --max communication: expected at least ")
     assert "; raise it or --max period (proved: crossing bound of 24 rounds: " in said
 
 
-def test_the_third_reason_says_why_the_fastest_is_not_taken(job_and_options):
+def test_third_reason_explains_why_the_fastest_is_not_chosen(job_and_options):
     job, options = job_and_options
     chosen = recommend(options, job)
     compared = compare(chosen, options, job)
@@ -281,7 +281,7 @@ def test_the_third_reason_says_why_the_fastest_is_not_taken(job_and_options):
 
 
 @pytest.mark.usefixtures("brief", "decide_once")
-def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(capsys):
+def test_profitable_codec_is_priced_unless_codecs_are_allowed(capsys):
     asked = ["design", *JOBS["slow links"], *FAST]
     assert main([*asked, "--json"]) == 0
     (told,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("--codec any"))
@@ -292,7 +292,7 @@ def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(
 
 
 @pytest.mark.usefixtures("brief", "decide_once")
-def test_a_codec_is_also_priced_for_unequal_steps_per_worker(capsys):
+def test_codec_is_priced_for_unequal_steps(capsys):
     asked = ["design", "2x2", *JOBS["slow worker"][1:], "--effort", "0.6", "--sync", "synchronous"]
     document = json.loads(ran(capsys, [*asked, "--json"]).out)
     assert document["recommendation"]["name"].startswith("paced ")
@@ -306,7 +306,7 @@ def test_a_codec_is_also_priced_for_unequal_steps_per_worker(capsys):
 
 
 @pytest.mark.parametrize("asked", [{"limits": Limits(max_group=4)}, {"sync": Delay.LATE}])
-def test_where_the_job_leaves_no_simple_schedule_the_best_without_its_limits_is_shown(job_and_options, asked):
+def test_simple_baseline_ignores_limits_that_exclude_all(job_and_options, asked):
     free, options = job_and_options
     job = replace(free, **asked)
     allowed = competitors(job, until=0.0)

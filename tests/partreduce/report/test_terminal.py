@@ -79,7 +79,7 @@ def draw(made, width):
 
 
 @pytest.mark.parametrize("width", [120, 80, 60, 40])
-def test_names_stay_whole_and_columns_leave_by_priority(width):
+def test_names_stay_whole_and_columns_drop_by_priority(width):
     made = table("Title", "name", "first", *(Column(f"column-{i}", drop=i) for i in range(1, 8)))
     names = [f"allreduce-every-{every}-steps" for every in (2, 4, 8)]
     for name in names:
@@ -95,7 +95,7 @@ def test_names_stay_whole_and_columns_leave_by_priority(width):
     assert ("Too narrow" in " ".join(lines)) == bool(gone)
 
 
-def test_a_table_that_cannot_fit_folds_and_cuts_nothing():
+def test_too_narrow_table_folds_without_truncation():
     made = table("", "name", "value")
     made.add("a-name-that-is-wider-than-the-terminal-1", "1")
     made.add("a-name-that-is-wider-than-the-terminal-2", "2")
@@ -115,14 +115,14 @@ def test_every_row_of_a_comparison_has_its_name(figure_10, others, width):
 
 
 @pytest.mark.parametrize("width", [80, 60])
-def test_every_entry_of_the_catalogue_is_named_whole(width):
+def test_catalogue_names_are_not_truncated(width):
     lines = run("design", "--list", COLUMNS=str(width)).stdout.splitlines()
     first = {line.split(" ")[0] for line in lines}
     assert set(partreduce.catalogue()) <= first
 
 
 @pytest.mark.parametrize("columns", ["0", "-5", "wide", "9" * 5000])
-def test_a_width_that_is_none_is_as_if_it_were_not_stated(monkeypatch, columns):
+def test_invalid_columns_variable_is_ignored(monkeypatch, columns):
     """rich printed nothing at all in 0 columns, as some containers state."""
     monkeypatch.setenv("COLUMNS", columns)
     with fresh_terminal():
@@ -132,7 +132,7 @@ def test_a_width_that_is_none_is_as_if_it_were_not_stated(monkeypatch, columns):
         assert console().width == 77
 
 
-def test_a_long_schedule_is_shown_in_parts_that_fit(tmp_path):
+def test_long_schedule_is_shown_in_parts_that_fit(tmp_path):
     path = tmp_path / "long.json"
     assert main(["design", "2x2", "--build", "node-then-all(node_rounds=39)", "-o", str(path)]) == 0
     lines = run("show", path, COLUMNS="60").stdout.splitlines()
@@ -148,7 +148,7 @@ def test_a_long_schedule_is_shown_in_parts_that_fit(tmp_path):
     "--help", "verify FIGURE_10", "verify --json FIGURE_10", "verify /nowhere 2>&1",
     "design 64x8 --build 'node-then-all(node_rounds=400)' -o -",
 ])  # fmt: skip
-def test_a_reader_that_leaves_is_no_refutation(figure_10, arguments):
+def test_closed_pipe_exits_with_0(figure_10, arguments):
     """`true` reads nothing and is gone before the first line is written, so every write meets a closed pipe."""
     done = shell(f"partreduce {arguments} | true; exit ${{PIPESTATUS[0]}}".replace("FIGURE_10", str(figure_10)))
     assert done.returncode == 0
@@ -156,7 +156,7 @@ def test_a_reader_that_leaves_is_no_refutation(figure_10, arguments):
 
 
 @pytest.mark.parametrize("verb", VERBS + HIDDEN)
-def test_a_reader_of_a_verbs_help_that_leaves_is_no_refutation(verb, tmp_path):
+def test_closed_pipe_of_a_help_text_exits_with_0(verb, tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     with (tmp_path / "err").open("w") as err:
@@ -165,7 +165,7 @@ def test_a_reader_of_a_verbs_help_that_leaves_is_no_refutation(verb, tmp_path):
     assert (code, (tmp_path / "err").read_text()) == (0, "")
 
 
-def test_closed_standard_output_is_no_internal_error(figure_10):
+def test_closed_stdout_exits_with_0(figure_10):
     done = shell(f"partreduce verify {figure_10} >&-; echo $? >&2")
     assert done.stderr.strip() == "0"
 
@@ -174,7 +174,7 @@ def test_closed_standard_output_is_no_internal_error(figure_10):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "ascii:strict"])
-def test_encodings_that_lack_our_signs_get_plain_ones_and_the_same_json(figure_10, encoding):
+def test_limited_encodings_get_ascii_signs_and_equal_json(figure_10, encoding):
     as_json = ["verify", figure_10, "--explain", "--json"]
     done = each(as_json, ["--help"], as_json[:-1], ["show", figure_10], PYTHONIOENCODING=encoding)
     printed = done.stdout.decode(encoding.partition(":")[0])
@@ -183,14 +183,14 @@ def test_encodings_that_lack_our_signs_get_plain_ones_and_the_same_json(figure_1
     assert "consensus distance <= " in printed or "ascii" not in encoding
 
 
-def test_the_c_locale_raises_nothing(figure_10):
+def test_c_locale_raises_nothing(figure_10):
     each(["verify", figure_10, "--explain"], LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
 
 
 # Standard input and output
 
 
-def test_a_schedule_comes_from_standard_input_and_its_certificate_goes_to_standard_output(figure_10, tmp_path):
+def test_verify_reads_stdin_and_writes_the_certificate_to_stdout(figure_10, tmp_path):
     done = run("verify", "-", "--certificate", "-", stdin=figure_10.read_text())
     assert json.loads(done.stdout)["claims"]
     assert "PROVED: " in done.stderr
@@ -202,7 +202,7 @@ def test_a_schedule_comes_from_standard_input_and_its_certificate_goes_to_standa
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["design", "--list"], ["schema"]], ids=" ".join)
-def test_output_that_cannot_be_written_is_one_line_and_not_a_refutation(arguments, tmp_path):
+def test_full_disk_on_stdout_is_one_line(arguments, tmp_path):
     """A full disk was a traceback and exit code 1."""
     full, said = os.open("/dev/full", os.O_WRONLY), tmp_path / "said"
     with said.open("wb") as err:
@@ -211,7 +211,7 @@ def test_output_that_cannot_be_written_is_one_line_and_not_a_refutation(argument
     assert (code, said.read_text()) == (74, "partreduce: standard output: cannot be written: No space left on device\n")
 
 
-def test_a_designed_schedule_goes_to_standard_output_and_comes_from_standard_input():
+def test_design_writes_to_stdout_and_show_reads_stdin():
     made = run("design", "2x4", "--build", "prague-figure-10", "-o", "-")
     assert "Next: partreduce verify" not in made.stderr, "there is no file to verify"
     assert "prague-figure-10" in run("show", "-", stdin=made.stdout).stdout
@@ -226,7 +226,7 @@ def test_process_substitution_can_be_read(figure_10):
     '{"format": "partreduce.cluster", "version": 1, "num_nodes": 4, "workers_per_node": 4}',
     "# YAML starts with a comment here\n{num_nodes: 4, workers_per_node: 4}",
 ], ids=["JSON", "YAML"])  # fmt: skip
-def test_a_cluster_can_be_read_from_a_pipe(figure_10, document):
+def test_cluster_is_read_from_a_pipe(figure_10, document):
     reading, writing = os.pipe()
     os.write(writing, document.encode())
     os.close(writing)
@@ -234,7 +234,7 @@ def test_a_cluster_can_be_read_from_a_pipe(figure_10, document):
     os.close(reading)
 
 
-def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
+def test_clusters_and_graphs_are_read_from_stdin(tmp_path):
     document = "format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n"
     text = run("design", "-", "--build", "node-then-all", stdin=document).stdout
     assert json.loads(text)["cluster"] == {"num_nodes": 2, "workers_per_node": 2}
@@ -242,17 +242,17 @@ def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
     assert imported["format"] == "partreduce.schedule"
 
 
-def test_standard_output_takes_one_document(figure_10):
+def test_stdout_accepts_one_document(figure_10):
     assert "one document" in run("design", "2x2", "--build", "ring", "-o", "-", "--json", code=2).stderr
     assert "has no ending" in run("show", figure_10, "-o", "-", code=2).stderr
 
 
-def test_a_closed_descriptor_is_a_file_problem():
+def test_closed_descriptor_is_a_file_error():
     assert "cannot be read" in run("verify", "/dev/fd/987", code=74).stderr
 
 
 @pytest.mark.processes
-def test_workers_get_a_file_also_for_a_piped_schedule(tmp_path):
+def test_workers_get_a_file_for_a_piped_schedule(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, partreduce\nprint(partreduce.load_schedule(os.environ['PARTREDUCE_SCHEDULE']).num_workers)\n"
@@ -265,7 +265,7 @@ def test_workers_get_a_file_also_for_a_piped_schedule(tmp_path):
 # Exit codes, completion, start-up
 
 
-def test_every_exit_code_stands_in_the_help_and_in_the_documentation():
+def test_every_exit_code_is_in_the_help_and_the_docs():
     raised = {
         e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.PartreduceError)
     }
@@ -283,7 +283,7 @@ def complete(words, current):
     return run(**environment).stdout.split()
 
 
-def test_a_shell_completes_verbs_catalogue_names_and_choices():
+def test_shell_completes_verbs_catalogue_names_and_choices():
     assert complete("partreduce me", 1) == ["measure"]
     assert complete("partreduce design 4x4 --build prague", 4) == ["prague-figure-10", "prague-inter-intra"]
     assert complete("partreduce design --list --build node-then", 4) == ["node-then-all"]
@@ -292,6 +292,6 @@ def test_a_shell_completes_verbs_catalogue_names_and_choices():
 
 
 @pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
-def test_completion_scripts_exist_for_the_common_shells(shell_name):
+def test_completion_scripts_exist_for_common_shells(shell_name):
     script = run(_PARTREDUCE_COMPLETE=f"source_{shell_name}").stdout
     assert "_PARTREDUCE_COMPLETE=complete_" + shell_name in script

@@ -34,7 +34,7 @@ def write(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
     return folder
 
 
-def test_a_run_by_hand_gives_seconds_waiting_bytes_and_losses(tmp_path):
+def test_handmade_trace_gives_seconds_waiting_bytes_and_losses(tmp_path):
     run = read_run(write(tmp_path / "a", "plain", step=1.0, slow=0.4, losses=[3.0, 1.0]))
     assert (run.schedule, run.num_workers, run.steps) == ("plain", 2, 4)
     assert run.step_seconds == pytest.approx(1.0)
@@ -46,7 +46,7 @@ def test_a_run_by_hand_gives_seconds_waiting_bytes_and_losses(tmp_path):
     assert run.seconds_to(1.0) is None
 
 
-def test_the_verdict_is_a_range_over_all_pairs_of_runs_and_says_when_they_decide_nothing(tmp_path):
+def test_verdict_is_a_range_over_pairs_of_runs_or_undecided(tmp_path):
     base = [read_run(write(tmp_path / f"a{k}", "A", step=step)) for k, step in enumerate((1.0, 1.1))]
     fast = [read_run(write(tmp_path / f"b{k}", "B", step=step)) for k, step in enumerate((0.5, 0.66))]
     near = [read_run(write(tmp_path / "c", "C", step=1.05))]
@@ -57,7 +57,7 @@ def test_the_verdict_is_a_range_over_all_pairs_of_runs_and_says_when_they_decide
                                               "decide nothing: repeat them")  # fmt: skip
 
 
-def test_a_loss_that_some_runs_miss_is_told_as_that(tmp_path):
+def test_verdict_counts_runs_that_miss_the_loss(tmp_path):
     base = [read_run(write(tmp_path / "a", "A", step=1.0, losses=[3.0, 1.0]))]
     other = [read_run(write(tmp_path / "b", "B", step=0.5, losses=[3.0, 2.0]))]
     told = verdict(base, other, 1.5)
@@ -66,14 +66,14 @@ def test_a_loss_that_some_runs_miss_is_told_as_that(tmp_path):
     assert verdict(base, other, 0.5).endswith("the runs decide nothing: repeat them")
 
 
-def test_one_schedule_of_other_numbers_of_workers_is_another_one(tmp_path):
+def test_schedules_are_distinguished_by_worker_count(tmp_path):
     three = [read_run(write(tmp_path / name, "A", step=1.0)) for name in ("a1", "a2", "b")]
     three[2] = replace(three[2], num_workers=8)
     assert [run.schedule for run in with_worker_counts(three)] == [f"A of {three[0].num_workers}"] * 2 + ["A of 8"]
     assert with_worker_counts(three[:2]) == three[:2]
 
 
-def test_the_command_takes_runs_of_one_schedule_as_repetitions(tmp_path, capsys):
+def test_runs_of_one_schedule_are_repeats(tmp_path, capsys):
     folders = [write(tmp_path / n, n[0], step=s, losses=[2.0, 1.0]) for n, s in (("A1", 1.0), ("A2", 1.2), ("B1", 0.6))]
     said = json.loads(ran(capsys, ["report", *map(str, folders), "--json"]).out)
     assert [run["schedule"] for run in said["runs"]] == ["A", "A", "B"]
@@ -87,14 +87,14 @@ def test_the_command_takes_runs_of_one_schedule_as_repetitions(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("text", "words"), [(None, "holds no trace-RANK.json"), ("{}", "is not a trace of this")])
-def test_a_folder_without_traces_is_one_line(tmp_path, capsys, text, words):
+def test_folder_without_traces_is_one_line(tmp_path, capsys, text, words):
     if text is not None:
         (tmp_path / "trace-00000.json").write_text(text)
     (line,) = ran(capsys, ["report", str(tmp_path)], 74).err.splitlines()
     assert words in line
 
 
-def test_real_workers_trace_what_the_report_reads(tmp_path):
+def test_report_reads_traces_of_real_workers(tmp_path):
     """Pairs average inside nodes; the distance to the mean at mean_model() is that of two pairs that differ."""
     phases = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [range(4)])))
     plan = Schedule("pairs", Cluster.regular(2, 2), StaticGroups(phases=phases))
@@ -123,7 +123,7 @@ def test_real_workers_trace_what_the_report_reads(tmp_path):
     assert run.nic_bytes > 0
 
 
-def test_without_a_trace_nothing_is_noted():
+def test_log_without_a_trace_records_nothing():
     def work(world):
         model = torch.nn.Linear(1, 1)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)

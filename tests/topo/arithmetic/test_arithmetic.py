@@ -56,7 +56,7 @@ def test_exact_matrices_agree_with_fractions(size):
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])
-def test_pivots_are_those_of_elimination_in_fractions(size):
+def test_pivots_match_elimination_in_fractions(size):
     rng = np.random.default_rng(size)
     refused = 0
     for trial in range(60):
@@ -75,7 +75,7 @@ def test_pivots_are_those_of_elimination_in_fractions(size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_solutions_fulfil_the_equations_and_singular_ones_have_none(size):
+def test_solve_satisfies_the_equations_and_rejects_singular_ones(size):
     rng = np.random.default_rng(size)
     solved = 0
     for _ in range(20):
@@ -92,7 +92,7 @@ def test_solutions_fulfil_the_equations_and_singular_ones_have_none(size):
     )
 
 
-def test_averaging_rows_is_the_product_with_the_mixing_matrix():
+def test_averaged_rows_equal_the_product_with_the_mixing_matrix():
     rng = np.random.default_rng(2)
     rows, relaxation = draw_rows(rng, 5, 3), Fraction(3, 5)
     mixed = ExactMatrix.of_rows(rows).averaged([((0, 2, 4), relaxation, True), ((1, 3), Fraction(1), False)]).rows()
@@ -104,7 +104,7 @@ def test_averaging_rows_is_the_product_with_the_mixing_matrix():
             assert mixed[i] == [x + relaxation * (m - x) for x, m in zip(rows[i], mean, strict=True)]
 
 
-def test_long_denominators_are_reduced_on_the_way():
+def test_long_denominators_are_reduced():
     matrix = ExactMatrix.identity(4)
     for _ in range(500):
         matrix = matrix.averaged([((0, 1, 2, 3), Fraction(1), True)])
@@ -114,7 +114,7 @@ def test_long_denominators_are_reduced_on_the_way():
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_steady_states_reproduce_themselves_in_floats_and_exactly(size):
+def test_steady_states_are_fixed_points_in_floats_and_exactly(size):
     rng = np.random.default_rng(size)
     rows = draw_rows(rng, size, size)
     period = ExactMatrix.of_rows(rows).scaled(Fraction(1, 40))
@@ -128,7 +128,7 @@ def test_steady_states_reproduce_themselves_in_floats_and_exactly(size):
     assert np.abs(found.remainder).max() <= 1e-18
 
 
-def test_what_never_forgets_has_no_steady_state():
+def test_no_steady_state_without_contraction():
     one = ExactMatrix.identity(2)
     assert exact_steady_state(one, one) is None
     for growth in (1.0, 1.5):
@@ -136,7 +136,7 @@ def test_what_never_forgets_has_no_steady_state():
 
 
 @pytest.mark.parametrize("dimensions", [2, 3, 4])
-def test_the_front_is_what_nothing_dominates(dimensions):
+def test_non_dominated_is_the_pareto_front(dimensions):
     rng = np.random.default_rng(dimensions)
     for _ in range(40):
         options = [tuple(row) for row in rng.integers(0, 6, (30, dimensions)).astype(float).tolist()]
@@ -146,7 +146,7 @@ def test_the_front_is_what_nothing_dominates(dimensions):
         assert len(set(front)) == len(front)
 
 
-def test_rounding_neither_adds_to_the_front_nor_decides_it():
+def test_rounding_does_not_change_the_front():
     assert non_dominated([(1.0, 5.0), (1.0 + 1e-13, 3.0)], lambda o: o) == [(1.0 + 1e-13, 3.0)]
     assert non_dominated([(1.0, 3.0 + 1e-13), (1.5, 3.0)], lambda o: o) == [(1.0, 3.0 + 1e-13)]
     named = [((1.0, 2.0), "long"), ((1.0, 2.0), "brief")]
@@ -154,5 +154,5 @@ def test_rounding_neither_adds_to_the_front_nor_decides_it():
     assert non_dominated([(float("inf"), 1.0), (2.0, 1.0)], lambda o: o) == [(2.0, 1.0)]
 
 
-def test_fewest_factors_are_as_even_as_can_be():
+def test_fewest_factors_are_balanced():
     assert fewest_factors(12, 6) == (4, 3)

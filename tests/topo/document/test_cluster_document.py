@@ -58,7 +58,7 @@ def equal(one, other):
     return one == other and one.hardware == other.hardware
 
 
-def test_example_in_yaml_and_json(tmp_path):
+def test_example_loads_from_yaml_and_json(tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text(EXAMPLE)
     assert equal(load_cluster(path), VALUE)
@@ -68,7 +68,7 @@ def test_example_in_yaml_and_json(tmp_path):
     assert equal(load_cluster(as_json), VALUE)
 
 
-def test_shorthand_or_path(tmp_path, monkeypatch):
+def test_load_cluster_accepts_shorthand_or_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_cluster("4x4") == Cluster.regular(4, 4)
     assert load_cluster("3,3,2") == Cluster.parse("3,3,2")
@@ -120,7 +120,7 @@ def equipped_clusters(draw):
 
 @settings(max_examples=40)
 @given(cluster=equipped_clusters(), ending=st.sampled_from([".yaml", ".yml", ".json"]))
-def test_load_is_the_inverse_of_write(tmp_path_factory, cluster, ending):
+def test_load_inverts_write(tmp_path_factory, cluster, ending):
     path = tmp_path_factory.mktemp("clusters") / f"cluster{ending}"
     write_cluster(path, cluster)
     assert equal(load_cluster(path), cluster)
@@ -205,7 +205,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "place", "words"), BROKEN, ids=range(len(BROKEN)))
-def test_broken_yaml(tmp_path, text, place, words):
+def test_broken_yaml_is_rejected_with_its_place(tmp_path, text, place, words):
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     with pytest.raises(DocumentError) as caught:
@@ -231,7 +231,7 @@ UNITS = {
 
 @pytest.mark.parametrize("place", UNITS)
 @pytest.mark.parametrize("ending", [".yaml", ".json"])
-def test_a_number_without_its_unit_is_refused_in_the_words_of_the_command_line(tmp_path, place, ending):
+def test_number_without_unit_raises_the_command_line_error(tmp_path, place, ending):
     hardware, parse = UNITS[place]
     path = tmp_path / f"cluster{ending}"
     text = BASE + "hardware: " + hardware
@@ -244,7 +244,7 @@ def test_a_number_without_its_unit_is_refused_in_the_words_of_the_command_line(t
     assert str(caught.value) == f"{path}: hardware.{place}: {on_the_command_line.value}"
 
 
-def test_a_factor_and_what_names_its_unit_need_none():
+def test_factors_and_keys_that_name_their_unit_need_none():
     raw = parse_yaml((BASE + "hardware: {slowdown: {1: 2}, nic: {seconds_per_byte: 1.0e-9}, jitter: 0.1}").encode())
     hardware = cluster_of(raw).hardware
     assert (hardware.slowdown, hardware.nic.seconds_per_byte) == (((1, 2.0),), 1e-9)
@@ -260,7 +260,7 @@ def test_limits_of_yaml_files(tmp_path):
     check_error(DocumentError, "is a FIFO", load_cluster, tmp_path / "fifo.yaml")
 
 
-def test_truncated_example_loads_or_is_refused_in_one_line(tmp_path):
+def test_truncated_example_loads_or_is_rejected_in_one_line(tmp_path):
     """YAML has no closing bracket at its end, so some prefixes are whole files; none may end in anything else."""
     data = EXAMPLE.encode()
     outcomes = [outcome_of(data[:length]) for length in range(len(data))]
@@ -287,7 +287,7 @@ texts = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs
         max_leaves=15,
     )
 )
-def test_yaml_reader_reads_json_as_json(value):
+def test_yaml_reader_reads_json(value):
     """JSON is YAML: quoted texts, numbers and words mean the same to both readers."""
     assert parse_yaml(json.dumps(value, ensure_ascii=False).encode()) == value
 
@@ -310,14 +310,14 @@ def pilot(*, sorted_data=False):
     )  # fmt: skip
 
 
-def test_the_example_in_the_documentation_is_a_pilot():
+def test_pilot_example_on_the_page_round_trips():
     page = (FOLDER.parent / "docs" / "pilot.md").read_text()
     block = page.split("```json\n")[1].split("```")[0]
     assert dump_pilot(pilot_of(json.loads(block))) == json.loads(block)
 
 
 @pytest.mark.parametrize("sorted_data", [False, True])
-def test_a_pilot_that_is_written_is_read_back(tmp_path, sorted_data):
+def test_pilot_round_trips(tmp_path, sorted_data):
     written, path = pilot(sorted_data=sorted_data), tmp_path / "pilot.json"
     write_pilot(path, written)
     assert load_pilot(path) == written
@@ -347,11 +347,11 @@ def edit(*path, value):
     (edit("probes", 2, "sha256", value="A5" * 32), r"probes\[2\].sha256"),
     (edit("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
 ])  # fmt: skip
-def test_every_other_document_is_refused_in_one_line_with_its_place(document, message):
+def test_invalid_pilot_is_rejected_with_its_place(document, message):
     check_error(DocumentError, message, pilot_of, document)
 
 
-def test_a_file_that_is_no_document_is_refused_by_name(tmp_path):
+def test_invalid_pilot_file_is_named(tmp_path):
     path = tmp_path / "pilot.json"
     check_error(FileError, r"pilot\.json", load_pilot, path)
     path.write_text('{"format": "partreduce.pilot", "format": "partreduce.pilot"}')

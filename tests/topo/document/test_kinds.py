@@ -38,7 +38,7 @@ def parse(strategy, *shape):
     return parse_schedule(json.dumps(document(strategy, *shape)))
 
 
-def test_node_then_all_needs_two_workers_on_every_node():
+def test_node_then_all_needs_two_workers_per_node():
     with pytest.raises(ScheduleError, match=r"division: node-then-all averages inside nodes and node 1 has one worker"):
         DynamicGroups(division=GroupSplit.NODE_THEN_ALL).check(Cluster(2, None, ((0, 1), (2,))))
     DynamicGroups(division=GroupSplit.NODE_THEN_ALL).check(Cluster.regular(2, 2))
@@ -55,7 +55,7 @@ def test_defaults_of_dynamic_groups_are_not_written():
     assert dump_schedule(parse(unfiltered))["strategy"] == unfiltered, "null is not the default"
 
 
-def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
+def test_order_of_active_and_edges_is_ignored_but_not_of_hosts():
     one = {"kind": "pairwise", "active": [0, 3], "edges": [[0, 1], [3, 2]]}
     other = {"kind": "pairwise", "active": [3, 0], "edges": [[2, 3], [1, 0]]}
     assert canonical_bytes(parse(one)) == canonical_bytes(parse(other))
@@ -82,7 +82,7 @@ def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
     ({"kind": "server", "hosts": [1, 1]}, "strategy.hosts", "each once"),
     ({"kind": "server", "staleness": 2}, "strategy.staleness", "only an asynchronous server has one"),
 ])  # fmt: skip
-def test_refusals_name_the_place(strategy, place, problem):
+def test_invalid_strategies_are_rejected_with_their_place(strategy, place, problem):
     with pytest.raises(DocumentError) as caught:
         parse(strategy)
     assert caught.value.place == place
@@ -117,7 +117,7 @@ def gap_document(gap, edges=RING, **members):
 
 
 @pytest.mark.parametrize("name", GAPS)
-def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
+def test_gap_round_trips_with_one_hash_in_loader_and_checker(name):
     gap, raw = GAPS[name]
     schedule = of_edges("s", Cluster.regular(4, 1), RING, sync=gap)
     dumped = dump_schedule(schedule)
@@ -166,12 +166,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("raw", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_a_gap_that_makes_no_sense_is_refused_by_loader_and_checker(raw, message):
+def test_invalid_gap_is_rejected_by_loader_and_checker(raw, message):
     check_error(InputError, message, parse_schedule, json.dumps(raw))
     assert not agree(raw)
 
 
-def test_a_gap_goes_with_one_graph_of_neighbors():
+def test_gap_needs_one_graph_of_neighbors():
     two = gap_document({})
     two["strategy"]["rounds"] *= 2
     with pytest.raises(InputError, match=r"rounds: has 2; a gap is kept over the edges of 1 fixed graph"):
@@ -198,7 +198,7 @@ def by_quorum(**members):
     {"quorum": "majority", "seed": 2**53 - 1},
     {"quorum": "majority", "count": "call", "missed": "latest", "synchronize_every": 10},
 ], ids=str)  # fmt: skip
-def test_files_hold_it_as_it_is(members):
+def test_quorum_round_trips(members):
     loaded = parse({"kind": "allreduce", "sync": {"partial": members}})
     assert loaded == by_quorum(**members)
     assert dump_schedule(loaded)["strategy"]["sync"] == {"partial": members}
@@ -216,7 +216,7 @@ def test_files_hold_it_as_it_is(members):
     ({"quorum": 2, "synchronize_every": 5}, "synchronize_every: is 5; with missed each parameters never part"),
     ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
 ], ids=str)  # fmt: skip
-def test_settings_that_mean_nothing_are_refused(members, words):
+def test_invalid_quorum_settings_are_rejected(members, words):
     check_error(ScheduleError, words, by_quorum, **members)
 
 
@@ -228,7 +228,7 @@ def test_settings_that_mean_nothing_are_refused(members, words):
     ({"quorum": "solo", "majority": 1}, 'partial: has the unknown key "majority"'),
     (3, "partial: is 3; it must be an object"),
 ], ids=str)  # fmt: skip
-def test_files_that_do_not_hold_one_are_refused_with_the_place(members, line):
+def test_invalid_quorum_documents_are_rejected_with_their_place(members, line):
     with pytest.raises(DocumentError) as caught:
         parse({"kind": "allreduce", "sync": {"partial": members}})
     assert f"strategy.sync.{line}" in str(caught.value)
@@ -245,11 +245,11 @@ def test_files_that_do_not_hold_one_are_refused_with_the_place(members, line):
     (lambda sync: StaticGroups(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), sync=sync),
         "sync: strategy 'static' has no quorum; leave it out"),
 ], ids=["steps_per_round", "codec", "layers", "kind", "groups"])  # fmt: skip
-def test_what_does_not_go_with_a_quorum_is_refused(strategy, words):
+def test_settings_incompatible_with_a_quorum_are_rejected(strategy, words):
     check_error(ScheduleError, words, Schedule, "s", CLUSTER, strategy(PartialAllReduce(quorum=QuorumStart.SOLO)))
 
 
-def test_what_it_says_of_itself():
+def test_quorum_properties():
     made = by_quorum(quorum=3, staleness=2)
     sync = made.strategy.sync
     assert (sync.lag, sync.bound, sync.keeps_equal, sync.needed(4), sync.needed(2)) == (2, 2, True, 3, 2)

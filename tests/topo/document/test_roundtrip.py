@@ -175,7 +175,7 @@ def schedules(draw):
 
 @laws
 @given(schedules())
-def test_load_is_the_inverse_of_dump(schedule):
+def test_load_inverts_dump(schedule):
     dumped = dump_schedule(schedule)
     for text in (json.dumps(dumped), json.dumps(dumped, ensure_ascii=False, indent=1), schedule_text(schedule)):
         loaded = parse_schedule(text.encode())
@@ -187,7 +187,7 @@ def test_load_is_the_inverse_of_dump(schedule):
 
 @laws
 @given(schedules())
-def test_a_plan_that_is_read_can_be_built_after_every_failure_that_it_covers(schedule):
+def test_loaded_failure_plan_covers_its_failures(schedule):
     plan = schedule.failure_plan
     for failed in islice(planned_failures(schedule, plan), 100) if plan is not None else ():
         survivors = after_failure(schedule, failed)
@@ -198,7 +198,7 @@ def test_a_plan_that_is_read_can_be_built_after_every_failure_that_it_covers(sch
 
 @laws
 @given(schedules())
-def test_canonical_form_is_sorted_compact_json_without_certificate_and_a_fixed_point(schedule):
+def test_canonical_form_is_sorted_compact_json_without_certificate(schedule):
     canonical = canonical_bytes(schedule)
     document = json.loads(canonical)
     assert json.dumps(document, sort_keys=True, separators=(",", ":")).encode() == canonical
@@ -230,13 +230,13 @@ def shuffle(document, rng):
 
 @laws
 @given(schedules(), st.integers(0, 2**32 - 1))
-def test_hash_does_not_depend_on_the_order_or_layout_of_the_file(schedule, seed):
+def test_hash_ignores_order_and_layout(schedule, seed):
     other = parse_schedule(json.dumps(shuffle(dump_schedule(schedule), np.random.default_rng(seed)), indent=3))
     assert schedule_sha256(other) == schedule_sha256(schedule)
     assert in_order(other) == in_order(schedule)
 
 
-def test_hash_sees_every_change():
+def test_hash_changes_with_every_setting():
     base = of_groups("s", Cluster.regular(2, 2), [[0, 1], [2, 3]])
     variants = [
         base,
@@ -284,13 +284,13 @@ def test_file_round_trip_and_atomic_replacement(tmp_path):
     assert [entry.name for entry in sorted(tmp_path.iterdir())] == ["link.json", "schedule.json"]
 
 
-def test_written_file_has_the_mode_of_an_ordinary_new_file(tmp_path):
+def test_written_file_has_the_default_mode(tmp_path):
     write_schedule(tmp_path / "a.json", Schedule("a", Cluster.regular(2, 2), AllReduce()))
     (tmp_path / "b").touch()
     assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "b").stat().st_mode
 
 
-def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
+def test_invalid_schedule_keeps_the_previous_file(tmp_path):
     path = tmp_path / "schedule.json"
     good = Schedule("good", Cluster.regular(2, 2), AllReduce())
     write_schedule(path, good)
@@ -311,7 +311,7 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_one_phase_a_line():
+def test_phases_are_written_one_per_line():
     phases = tuple(Phase.from_groups(4, [[0, 1 + t], [2 - t % 2, 3]]) for t in range(2))
     text = schedule_text(of_phases("s", Cluster.regular(2, 2), phases))
     assert '      [{"group": [0, 1]}, {"group": [2, 3]}],\n' in text
@@ -345,7 +345,7 @@ def test_bulk_check_accepts_only_what_the_model_accepts(data):
 
 @laws
 @given(phases(6), st.booleans())
-def test_fast_text_of_a_phase_is_its_json(phase, spaced):
+def test_fast_phase_text_equals_its_json(phase, spaced):
     text = phase_text(phase, spaced=spaced)
     assert json.loads(text) == plain_phase(phase)
     assert (" " in text) == (spaced and len(phase) > 0)
@@ -373,7 +373,7 @@ def test_million_worker_rule_is_a_small_file():
     assert parse_schedule(canonical_bytes(schedule)) == schedule
 
 
-def test_certificate_is_kept_and_bounded_like_the_rest():
+def test_certificate_is_kept_and_bounded():
     schedule = Schedule("s", Cluster.regular(2, 2), AllReduce(), {"claims": [], "numbers": ["1" * 500]})
     assert parse_schedule(schedule_text(schedule).encode()).certificate == schedule.certificate
     text = schedule_text(schedule).replace('"1', "1").replace('1"', "1")
@@ -382,7 +382,7 @@ def test_certificate_is_kept_and_bounded_like_the_rest():
     )
 
 
-def test_write_that_breaks_off_halfway_leaves_the_old_file_and_no_litter(tmp_path):
+def test_interrupted_write_keeps_the_previous_file(tmp_path):
     """The disk is "full" after 1,000 bytes: the kernel's own limit on file sizes plays that part."""
     path = tmp_path / "schedule.json"
     good = Schedule("good", Cluster.regular(2, 2), AllReduce())

@@ -56,7 +56,7 @@ def test_every_object_is_closed():
         assert all(schema["additionalProperties"] is False for schema in found)
 
 
-def test_schedule_schema_knows_every_kind():
+def test_schedule_schema_lists_every_kind():
     schema = json.loads((FOLDER / "schedule.schema.json").read_text())
     kinds = {s["properties"]["kind"]["const"] for s in objects_of(schema) if "kind" in s["properties"]}
     assert kinds == set(KINDS)
@@ -70,19 +70,19 @@ EXAMPLES = re.findall(r'^```(\w+) title="(schedule|cluster)"\n(.*?)^```$', PAGE,
 SCHEDULES = [text for _, what, text in EXAMPLES if what == "schedule"]
 
 
-def test_the_page_has_examples_of_every_kind():
+def test_page_has_examples_of_every_kind():
     assert {json.loads(text)["strategy"]["kind"] for text in SCHEDULES} == set(KINDS)
     assert [language for language, what, _ in EXAMPLES if what == "cluster"] == ["yaml", "json"]
 
 
 @pytest.mark.parametrize("text", SCHEDULES, ids=range(len(SCHEDULES)))
-def test_schedule_examples_load_and_are_their_own_dump(text):
+def test_schedule_examples_load_and_equal_their_dump(text):
     schedule = parse_schedule(text.encode())
     assert dump_schedule(schedule) == json.loads(text)
     assert parse_schedule(schedule_text(schedule).encode()) == schedule
 
 
-def test_the_rule_example_is_written_as_the_page_shows_it():
+def test_rule_example_is_written_as_on_the_page():
     schedule = parse_schedule(SCHEDULES[0].encode())
     assert schedule_text(schedule) == SCHEDULES[0]
 
@@ -165,12 +165,12 @@ def problems_of_old(applies, edit):
 
 
 @pytest.mark.parametrize("raw", DOCUMENTS)
-def test_the_documents_are_of_today(raw):
+def test_documents_use_current_names(raw):
     parse_schedule(json.dumps(raw).encode())
 
 
 @pytest.mark.parametrize(("old", "new"), KEYS.items())
-def test_an_old_key_is_answered_with_the_new_one(old, new):
+def test_renamed_key_is_rejected_with_its_new_name(old, new):
     said = list(problems_of_old(lambda inner: new in inner, lambda inner: inner.update({old: inner.pop(new)})))
     assert said
     assert set(said) == {f'"{old}" is called "{new}" now; rename it'}
@@ -179,13 +179,13 @@ def test_an_old_key_is_answered_with_the_new_one(old, new):
 @pytest.mark.parametrize(
     ("key", "old", "new"), [(key, *pair) for key, words in VALUES.items() for pair in words.items()]
 )
-def test_an_old_word_is_answered_with_the_new_one(key, old, new):
+def test_renamed_value_is_rejected_with_its_new_name(key, old, new):
     said = list(problems_of_old(lambda inner: inner.get(key) == new, lambda inner: inner.update({key: old})))
     assert said
     assert set(said) == {f'"{old}" is called "{new}" now; rename it'}
 
 
-def test_an_old_key_is_unknown_where_its_new_name_may_not_stand():
+def test_renamed_key_is_unknown_where_the_new_name_is_invalid():
     raw = document({"kind": "allreduce", "order": "serial"})
     check_error(DocumentError, 'strategy: has the unknown key "order"', parse_schedule, json.dumps(raw).encode())
 
@@ -202,7 +202,7 @@ def static(phases, *shape, **strategy):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_repeated_phases_are_those_that_are_listed_for_the_loader_the_writer_and_the_checker(seed):
+def test_repeated_phases_equal_listed_phases(seed):
     draw = random.Random(seed)
     phases, more = (BLOCKS, {"node_radices": [2]}) if seed % 2 else (GROUPS, {})
     entries = [(draw.choice(phases), draw.choice((1, 1, 2, 5))) for _ in range(draw.randrange(1, 6))]
@@ -223,12 +223,12 @@ def test_repeated_phases_are_those_that_are_listed_for_the_loader_the_writer_and
     assert read[0].phases == read[1].phases
 
 
-def test_equal_phases_in_a_row_are_written_once():
+def test_equal_consecutive_phases_are_written_once():
     schedule = parse_schedule(json.dumps(static([BLOCKS[0]] * 19 + [BLOCKS[1]], node_radices=[2])))
     assert json.loads(schedule_text(schedule))["strategy"]["phases"] == [{"repeat": 19, "phase": BLOCKS[0]}, BLOCKS[1]]
 
 
-def test_no_repetition_stands_for_more_phases_or_ranks_than_the_limits():
+def test_repeats_count_toward_the_limits():
     def both(phases, num_workers=4, **strategy):  # not `agree`, which writes all ranks of a repetition
         raw, is_read = static(phases, 1, num_workers, **strategy), True
         try:

@@ -45,7 +45,7 @@ def test_double_ring_joins_two_ring_based_graphs(n):
 
 
 @pytest.mark.parametrize(("n", "degree"), [(6, 5), (6, 4), (7, 4), (8, 2), (9, 6), (64, 6), (501, 4)])
-def test_random_regular_is_regular_connected_and_repeatable(n, degree):
+def test_random_regular_is_regular_connected_and_reproducible(n, degree):
     graph = random_regular(n, degree, seed=3)
     assert set(graph.in_degrees().tolist()) == {degree}
     assert graph.is_connected
@@ -78,14 +78,14 @@ GRAPHS = st.builds(
 @pytest.mark.parametrize("method", ["metropolis", "best-constant"])
 @given(graph=GRAPHS)
 @settings(max_examples=25)
-def test_weights_are_exactly_doubly_stochastic_and_contract(method, graph):
+def test_weights_are_doubly_stochastic_and_contract(method, graph):
     round_ = weigh(graph, method)
     assert is_doubly_stochastic(round_)
     assert norm(round_) < 1 - 1e-4
     assert method == "best-constant" or not has_negative_entries(round_)
 
 
-def test_best_constant_beats_every_other_constant():
+def test_best_constant_beats_other_constants():
     for graph in (ring(7), hypercube(3), complete(5)):
         best = norm(weigh(graph, "best-constant"))
         for factor in (Fraction(99, 100), Fraction(101, 100)):
@@ -94,7 +94,7 @@ def test_best_constant_beats_every_other_constant():
     assert best_constant_weight(hypercube(3)) == pytest.approx(2 / (2 + 6))
 
 
-def test_weights_refuse_in_one_line():
+def test_invalid_weights_are_rejected_in_one_line():
     with pytest.raises(ScheduleError, match=r"^edge 0→1: has no reverse"):
         weigh(Graph.directed(3, [0, 1, 2, 0], [1, 2, 0, 2]), "metropolis")
     two = Graph.undirected(4, [0, 2], [1, 3])
@@ -104,7 +104,7 @@ def test_weights_refuse_in_one_line():
     check_error(ScheduleError, r"edge 0→5: ranks are 0\.\.3", Graph.directed, 4, [0], [5])
 
 
-def test_every_way_to_weigh_a_graph_is_in_the_table():
+def test_every_weighting_method_is_registered():
     """A function Graph → Round is a method, and has its row under its own name."""
     methods = {
         name.replace("_", "-"): function

@@ -26,7 +26,7 @@ from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases
 from partreduce.types import MetricLimits
 
 
-def test_classes_are_merged_by_the_digit_sets_they_meet():
+def test_classes_are_merged_by_averaged_digit_sets():
     radices = (2,) * 19
     phases = ((Block((0,), tuple(range(10))), Block((1,), tuple(range(10, 19)))), (Block((0, 1)),))
     schedule = of_rule("many digits", Cluster.regular(2**19, 2), radices, phases)
@@ -38,7 +38,7 @@ def test_classes_are_merged_by_the_digit_sets_they_meet():
     assert contraction(schedule).value is not None
 
 
-def test_too_many_classes_are_refused_in_one_line():
+def test_too_many_classes_are_rejected_in_one_line():
     phases = (tuple(Block((r,), (r,)) for r in range(16)),)
     schedule = of_rule("x", Cluster.regular(2**16, 16), (2,) * 16, phases)
     check_error(UndecidedError, "character classes", contraction, schedule)
@@ -59,7 +59,7 @@ def test_many_local_ranks_are_merged():
     assert consensus_distance(schedule).value == pytest.approx(after_halves / 2, rel=1e-9)
 
 
-def test_steps_per_round_that_differs_between_nodes_falls_back_to_dense():
+def test_unequal_steps_in_nodes_fall_back_to_dense():
     steps_per_round = (1, 1, 1, 1, 5, 1, 1, 1)
     schedule = Schedule("slow worker", Cluster.parse("2x4"), AllReduce(steps_per_round=steps_per_round))
     assert rule_sectors(schedule) is None
@@ -70,7 +70,7 @@ def test_steps_per_round_that_differs_between_nodes_falls_back_to_dense():
     assert found.value == pytest.approx((1 - 1 / 8) * steps.mean(axis=1).sum() / 5, rel=1e-12)
 
 
-def test_overlapping_blocks_are_refused():
+def test_overlapping_blocks_are_rejected():
     phases = ((Block((0, 1)), Block((1, 2))),)
     schedule = of_rule("is_delayed", Cluster.parse("2x3"), (2,), phases)
     check_error(ScheduleError, "share a local rank", contraction, schedule)
@@ -79,7 +79,7 @@ def test_overlapping_blocks_are_refused():
     assert "worker 1" in metrics(Schedule("o", Cluster.parse("4x1"), explicit)).contraction.how
 
 
-def test_exact_matrices_refuse_what_is_no_rule():
+def test_exact_consensus_distance_needs_a_rule():
     schedule = of_groups("e", Cluster.parse("4x1"), [(0, 1)])
     check_error(InputError, "no rule", exact_consensus_distance, schedule)
 
@@ -93,7 +93,7 @@ def alter(schedule, **members):
 
 @FEW
 @given(draw_schedules(random_groups), st.integers(0, 3))
-def test_prologue_changes_no_figure(schedule, prologue):
+def test_prologue_changes_no_metric(schedule, prologue):
     before, after = metrics(schedule), metrics(alter(schedule, prologue=prologue))
     assert before.to_json() == after.to_json()
 
@@ -109,7 +109,7 @@ def is_for_simulation(schedule, late):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_figures_by_definition_equal_a_simulation(late):
+def test_reference_metrics_equal_a_simulation(late):
     """Run the recursion itself on many independent copies: the figures lie within 5 standard errors."""
     rng = np.random.default_rng(4000)
     schedule = next(one for one in iter(lambda: random_rule(rng), None) if is_for_simulation(one, late))
@@ -250,13 +250,13 @@ def campaign(kind, seed, count):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", KINDS)
-def test_rounds_and_metrics_of_random_schedules_are_those_of_dense_floats(kind, seed):
+def test_random_rounds_and_metrics_equal_dense_floats(kind, seed):
     count = 20
     assert count // 10 <= campaign(kind, 1000 + seed, count) <= count
 
 
 @pytest.mark.parametrize("kind", ["rule", "groups"])
-def test_outer_steps_of_random_groups_are_those_carried_out_worker_by_worker(kind):
+def test_outer_radius_of_random_groups_equals_per_worker_steps(kind):
     rng = np.random.default_rng(7)
     for _ in range(40):
         schedule = KINDS[kind](rng)

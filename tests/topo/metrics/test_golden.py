@@ -77,7 +77,7 @@ def test_figure_10(num_nodes):
     assert found.consensus_distance.value == pytest.approx(float(exact), abs=1e-13)
 
 
-def test_metrics_do_not_depend_on_the_number_of_nodes():
+def test_metrics_are_independent_of_the_number_of_nodes():
     million = figure_10(250_000)
     found = metrics(million)
     assert found.contraction.value == pytest.approx(math.sqrt(3) / 2, abs=1e-14)
@@ -149,7 +149,7 @@ GAPS = [
 
 
 @pytest.mark.parametrize(("graph", "gap", "within"), GAPS)
-def test_the_gap_of_a_graph_with_equal_weights(graph, gap, within):
+def test_gap_of_a_graph_with_equal_weights(graph, gap, within):
     schedule = neighbor(graph.num_workers, weigh(graph, "uniform"))
     assert 1 - radius(schedule).value == pytest.approx(gap, abs=within)
     if graph.is_undirected or graph.num_workers % 2 == 0:
@@ -184,7 +184,7 @@ def random_groups(n, period, size, seed, *, relaxation=False, skips=True, **opti
 
 @pytest.mark.parametrize("relaxation", [False, True])
 @pytest.mark.parametrize(("n", "period", "size"), [(40, 1, 40), (40, 2, 5), (120, 4, 3), (200, 8, 4), (200, 3, 2)])
-def test_the_contraction_of_sparse_factors_is_that_of_the_dense_product(n, period, size, relaxation):
+def test_sparse_contraction_equals_the_dense_product(n, period, size, relaxation):
     for seed in range(3):
         schedule = random_groups(n, period, size, seed, relaxation=relaxation)
         for start in range(period):
@@ -195,7 +195,7 @@ def test_the_contraction_of_sparse_factors_is_that_of_the_dense_product(n, perio
             assert found.value <= exact + 1e-9
 
 
-def test_the_contraction_of_a_slow_ring_has_its_closed_form():
+def test_contraction_of_a_slow_ring_has_its_closed_form():
     """Two rounds of pairs around a ring; the norm of their product off the mean is cos(2π/n)."""
     n = 2000
     pairs = [Phase.from_groups(n, [(i, (i + 1) % n) for i in range(s, n, 2)]) for s in (0, 1)]
@@ -211,7 +211,7 @@ def test_exact_consensus_of_many_workers_has_contraction_0():
     assert found.value == 0.0
 
 
-def test_metrics_that_need_a_direct_method_are_refused_by_name_above_512_workers():
+def test_direct_metrics_are_unavailable_above_512_workers():
     found = metrics(random_groups(516, 4, 4, 3, skips=False))
     assert 0 < found.contraction.value < 1
     for metric in (found.radius, found.consensus_distance, found.drift.worker, found.drift.node):
@@ -223,7 +223,7 @@ def test_metrics_that_need_a_direct_method_are_refused_by_name_above_512_workers
     assert found.contraction_per_start == ()
 
 
-def test_another_push_than_worker_or_node_is_refused():
+def test_unknown_drift_push_is_rejected():
     with pytest.raises(InputError, match="worker or node"):
         drift(random_groups(40, 2, 4, 0), "wrokers")  # type: ignore[arg-type]
 
@@ -316,7 +316,7 @@ def test_two_joined_rings_of_5000_have_their_closed_form():
     assert found.contraction.kind is Kind.ESTIMATE, "a graph that looks different from each worker"
 
 
-def test_a_cyclic_shift_never_converges():
+def test_cyclic_shift_never_converges():
     schedule = shifts(8, [{1: Fraction(1)}])
     found = metrics(schedule)
     assert found.contraction.value == pytest.approx(1)

@@ -37,7 +37,7 @@ def test_worked_example_of_16_workers():
         assert cost.per_step * 1000 == pytest.approx(expected[name], rel=1e-12), name
 
 
-def test_groups_crossing_one_nic_add_up():
+def test_groups_across_one_nic_add_up():
     cluster = Cluster.regular(2, 3)
     hardware = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=1)
     phase = Phase.from_groups(6, [(0, 3), (1, 4)])
@@ -48,7 +48,7 @@ def test_groups_crossing_one_nic_add_up():
     assert group_seconds(three, cluster, rails).tolist() == [1.5, 1.5, 1.5]
 
 
-def test_a_smaller_load_leaves_a_shared_nic_earlier():
+def test_smaller_load_leaves_a_shared_nic_earlier():
     cluster = Cluster.regular(4, 2)
     hardware = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=1)
     pair, all_four = group_seconds(Phase.from_groups(8, [(0, 2), (1, 3, 5, 7)]), cluster, hardware).tolist()
@@ -56,7 +56,7 @@ def test_a_smaller_load_leaves_a_shared_nic_earlier():
     assert all_four == pytest.approx(2.5)
 
 
-def test_latency_counts_the_hops_of_each_form():
+def test_latency_counts_the_hops_of_each_algorithm():
     cluster = Cluster.regular(1, 8)
     hardware = Hardware(inside=Link(1.0, 0.0), nic=Link(10.0, 0.0), model_bytes=1)
     phase = Phase.from_groups(8, [range(8)])
@@ -66,7 +66,7 @@ def test_latency_counts_the_hops_of_each_form():
     assert group_seconds(phase, two, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL).tolist() == [6.0 + 20.0]
 
 
-def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
+def test_bus_of_a_node_is_shared():
     """Two pairs of one node send 4 messages of 1 byte in 2 hops each over a bus of 1 byte/s and 10 s per message."""
     hardware = Hardware(bus=Link(10.0, 1.0), model_bytes=1)
     one = of_groups("one pair", Cluster.regular(1, 4), [(0, 1)])
@@ -77,7 +77,7 @@ def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
     assert communication(apart, hardware).per_step == pytest.approx(2 * (2 * 10 + 1)), "each node has a bus of its own"
 
 
-def test_rails_carry_rings_side_by_side_as_they_carry_shards():
+def test_rails_carry_parallel_rings_and_shards():
     hardware = Hardware(nic=Link.of_bandwidth(5e9), inside=Link.of_bandwidth(1e12), model_bytes=552_000_000, num_nics=4)
     every = Schedule("a", CLUSTER, AllReduce())
     assert communication(every, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL).per_step == pytest.approx(
@@ -86,7 +86,7 @@ def test_rails_carry_rings_side_by_side_as_they_carry_shards():
     assert communication(every, hardware).per_step == pytest.approx(0.207 / 4), "one ring for each rail, as NCCL makes"
 
 
-def test_a_group_makes_as_many_rings_as_its_thinnest_node_has_workers_and_no_more_than_there_are_rails():
+def test_group_has_as_many_rings_as_its_smallest_node_and_rails_allow():
     cluster = Cluster.regular(2, 4)
     hardware = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=12, num_nics=3)
     groups = [(0, 4), (0, 1, 4), (0, 1, 4, 5), (0, 1, 2, 3, 4, 5, 6, 7)]
@@ -95,13 +95,13 @@ def test_a_group_makes_as_many_rings_as_its_thinnest_node_has_workers_and_no_mor
     assert alone == pytest.approx([12 * 2 * (len(g) - 1) / len(g) / r for g, r in zip(groups, rings, strict=True)])
 
 
-def test_what_links_inside_a_node_carry_bounds_the_rings():
+def test_intra_node_links_bound_the_rings():
     hardware = Hardware(nic=Link.of_bandwidth(5e9), inside=Link.of_bandwidth(10e9), model_bytes=552_000_000, num_nics=8)
     every = Schedule("a", Cluster.regular(8, 8), AllReduce())
     assert communication(every, hardware).per_step == pytest.approx(2 * 63 / 64 * 0.0552)
 
 
-def test_a_million_workers_cost_no_expansion():
+def test_million_workers_need_no_expansion():
     big = static(*FIGURE_10, cluster=Cluster.regular(250_000, 4), radices=(2, 125_000))
     cost = communication(big, HARDWARE)
     assert cost.phases[1] == pytest.approx(0.0828)
@@ -109,7 +109,7 @@ def test_a_million_workers_cost_no_expansion():
     assert cost.phases[0] == pytest.approx(2 * (250_000 - 1) / 250_000 * 0.1104)
 
 
-def test_model_size_is_asked_for():
+def test_missing_model_bytes_are_rejected():
     check_error(InputError, "model_bytes", communication, static(*FIGURE_10), Hardware())
 
 
@@ -143,7 +143,7 @@ def rules(draw):
 
 @settings(max_examples=80)
 @given(rules(), st.sampled_from(list(AllReduceAlgorithm)))
-def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, algorithm):
+def test_rule_costs_equal_their_expansion(case, algorithm):
     schedule, hardware = case
     explicit = list_groups(schedule)
     rule_cost = communication(schedule, hardware, algorithm=algorithm)
@@ -156,7 +156,7 @@ def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, algorithm):
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from(list(AllReduceAlgorithm)), st.integers(1, 3)
 )
-def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, algorithm, num_nics):
+def test_allreduce_costs_equal_one_group_of_all(sizes, algorithm, num_nics):
     cluster = Cluster.parse(",".join(map(str, sizes))) if sum(sizes) > 1 else Cluster.regular(1, 2)
     hardware = Hardware(
         inside=Link(0.5, 1.0), nic=Link(2.0, 3.0), node_nic=((0, Link(1.0, 4.0)),), num_nics=num_nics, model_bytes=5
@@ -169,7 +169,7 @@ def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, algorithm, num_
 
 @settings(max_examples=40)
 @given(rules())
-def test_no_phase_costs_more_hierarchical_than_as_rings(case):
+def test_hierarchical_never_costs_more_than_ring(case):
     schedule, hardware = case
     ring, hierarchical = (
         communication(schedule, hardware, algorithm=algorithm).phases
@@ -179,12 +179,12 @@ def test_no_phase_costs_more_hierarchical_than_as_rings(case):
 
 
 @pytest.mark.parametrize("schedule", [static(*FIGURE_10), Schedule("a", CLUSTER, AllReduce())])
-def test_links_of_nodes_that_do_not_exist_are_refused(schedule):
+def test_links_of_unknown_nodes_are_rejected(schedule):
     with pytest.raises(InputError, match=r"node 4; the nodes are 0\.\.3"):
         communication(schedule, Hardware(node_nic=((4, Link()),), model_bytes=1))
 
 
-def test_a_schedule_costs_what_its_own_form_costs():
+def test_cost_uses_the_algorithm_of_the_schedule():
     cluster = Cluster.regular(4, 4)
     hardware = Hardware(nic=Link(1e-5, 1e-9), inside=Link(1e-6, 1e-10), model_bytes=10**6)
     ring = Schedule("a", cluster, AllReduce())
@@ -199,7 +199,7 @@ def test_a_schedule_costs_what_its_own_form_costs():
     )
 
 
-def test_what_a_caller_does_to_the_seconds_that_it_got_changes_no_later_answer():
+def test_returned_seconds_are_copies_of_the_cache():
     """Loads of a rule's phases are kept, and all who ask get the same."""
 
     def seconds():

@@ -84,7 +84,7 @@ def gradients(draw):
 
 
 @pytest.mark.parametrize("examples", [40, pytest.param(100, marks=pytest.mark.slow)])
-def test_cycle_time_equals_the_virtual_engine(examples):
+def test_cycle_time_equals_the_simulator(examples):
     settings(max_examples=examples)(given(cases() | gradients())(check_cycle_time))()
 
 
@@ -111,7 +111,7 @@ def test_unconnected_workers_keep_their_own_speed():
     assert result.critical == (3,)
 
 
-def test_a_directed_chain_slows_only_downstream():
+def test_directed_chain_slows_only_downstream():
     edges = Round.from_edges(3, [(0, 1, "1/2"), (1, 2, "1/2")])
     schedule = Schedule("n", Cluster.regular(1, 3), NeighborAveraging(rounds=(edges,)))
     result = cycle_time(schedule, Hardware(), ComputeTimes(base=1.0, slowdown=((1, 4.0),)))
@@ -121,7 +121,7 @@ def test_a_directed_chain_slows_only_downstream():
 @pytest.mark.parametrize("sync", [Synchronous(), DelayedAveraging()], ids=str)
 @pytest.mark.parametrize("radices", [(2, 2, 3), (4, 3), (3, 4), (12,), (2, 6)])
 @pytest.mark.parametrize("racks", [(), (3,), (3, 6), (4,), (6,)])
-def test_one_node_stands_for_all_equal_ones_also_below_regular_switches(radices, racks, sync):
+def test_one_node_represents_equal_nodes_below_regular_switches(radices, racks, sync):
     """Racks that the radices count are solved on one node, others on all; both are right."""
     cluster, last = Cluster.regular(12, 2), len(radices) - 1
     phases = ((Block((0,), (0,)),), (Block((0, 1), (last,)),), (Block((0,), tuple(range(last + 1))), Block((1,), (0,))))
@@ -137,7 +137,7 @@ def test_one_node_stands_for_all_equal_ones_also_below_regular_switches(radices,
         assert found.workers.tolist() == pytest.approx(exact.workers[: len(found.workers)].tolist())
 
 
-def test_a_million_workers_take_the_time_of_one_node():
+def test_million_workers_take_the_time_of_one_node():
     cluster = Cluster.regular(250_000, 4)
     rule = of_rule("r", cluster, (2, 125_000), FIGURE_10)
     hardware = Hardware(inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
@@ -147,7 +147,7 @@ def test_a_million_workers_take_the_time_of_one_node():
     assert len(result.workers) == 4
 
 
-def test_ties_between_cycles_of_equal_mean_settle():
+def test_ties_between_equal_cycle_means_converge():
     """Workers 1 and 4 each trace back to themselves at 0.2708 s per period; together they make a cycle of 0.2734 s."""
     groups = ([((0, 1), 0.1104)], [((0, 2, 5), 0.0552), ((3, 4), 0.1104)], [((1, 3), 0.1104), ((2, 4, 5), 0.1104)])
     stages = []
@@ -165,14 +165,14 @@ def test_ties_between_cycles_of_equal_mean_settle():
 
 @settings(deadline=None, max_examples=40)
 @given(cases() | gradients())
-def test_merging_workers_changes_no_speed(case):
+def test_merging_workers_changes_no_time(case):
     schedule, hardware, times = case
     period = event_graph.TimedPeriod.of(schedule, hardware, times)
     assert period.merged().cycle().per_round == pytest.approx(period.cycle().per_round, rel=1e-12)
 
 
 @pytest.mark.parametrize(("slowdown", "kinds"), [(((3, 4.0),), 3), (((0, 2.0), (5, 2.0)), 3)], ids=str)
-def test_workers_that_arrive_together_are_timed_as_one(slowdown, kinds):
+def test_workers_that_arrive_together_are_merged(slowdown, kinds):
     """The slow ones, those of their nodes, and all others."""
     phases = ((Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),))
     schedule = of_rule("s", Cluster.regular(4, 4), (4,), phases)

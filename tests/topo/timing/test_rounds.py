@@ -32,7 +32,7 @@ def in_step(seconds, setting, *, word=0.0, sum_seconds=0.0):
     return ManyRounds(period, float((period / np.maximum(seconds, period).mean(axis=0)).sum()))
 
 
-def test_many_rounds_by_hand():
+def test_balance_matches_hand_computed_rates():
     # Seven workers of 1 s and one of 5 s bring 7.2 gradients a second, for rounds that up to 7 of them start.
     seconds = np.array([[1.0] * 7 + [5.0]])
     for number in ("solo", 2, 4, 7):
@@ -62,7 +62,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("compute", "sum_seconds", "numbers"), CASES)
-def test_virtual_time_lies_between_free_workers_and_such_in_step(compute, sum_seconds, numbers):
+def test_simulated_quorum_lies_between_independent_and_lockstep_workers(compute, sum_seconds, numbers):
     """Gradients a second of 8 workers, within an eighth; up to half of the workers they are free, also by majority."""
     hardware = Hardware(inside=Link(1e-5), nic=Link(1e-4, sum_seconds / 1.75e6), model_bytes=1_000_000)
     seconds = sample_seconds(compute, 8)
@@ -120,7 +120,7 @@ def by_hand(streaming, times, num_rounds):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_round_of_equal_workers_takes_what_turns_do_not_hide(seed):
+def test_fragments_of_equal_workers_match_the_formula(seed):
     draw = random.Random(seed)
     steps_per_round = draw.randint(1, 20)
     fragments = draw.randint(1, min(steps_per_round, 5))
@@ -137,7 +137,7 @@ def test_a_round_of_equal_workers_takes_what_turns_do_not_hide(seed):
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_of_unequal_workers_event_graph_and_virtual_time_say_the_same(seed):
+def test_fragments_of_unequal_workers_match_the_simulator(seed):
     """Also where several fragments are in flight, some of them from one round to the next."""
     draw = random.Random(seed)
     steps_per_round = draw.randint(1, 12)
@@ -153,7 +153,7 @@ def test_of_unequal_workers_event_graph_and_virtual_time_say_the_same(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_at_unequal_steps_per_round_each_turn_waits_for_the_last_workers_share_of_its_own_steps(seed):
+def test_fragments_wait_for_the_slowest_share_of_unequal_steps(seed):
     draw = random.Random(seed)
     fragments = draw.randint(2, 4)
     worker_steps = tuple(draw.randint(fragments, 12) for _ in range(4))
@@ -168,7 +168,7 @@ def test_at_unequal_steps_per_round_each_turn_waits_for_the_last_workers_share_o
 
 
 @pytest.mark.parametrize("name", ["node-then-all", "prague-figure-10", "one-peer-hypercube"])
-def test_fragments_over_groups_take_as_long_in_virtual_time_as_the_event_graph_says(name):
+def test_fragments_over_groups_match_the_simulator(name):
     base = build(name, Cluster.parse("4x4"))
     turns = Schedule("s", base.cluster, replace(base.strategy, steps_per_round=7, payload=Payload(fragments=3)))
     run = simulate(turns, hardware(), num_rounds=48)
@@ -179,7 +179,7 @@ def test_fragments_over_groups_take_as_long_in_virtual_time_as_the_event_graph_s
     assert costs[1].peak_nic_bytes == pytest.approx(costs[0].peak_nic_bytes / 3)
 
 
-def test_streaming_sends_the_same_bytes_with_a_peak_of_one_fragment():
+def test_streaming_sends_equal_bytes_with_a_lower_peak():
     whole, parts = schedule(12), schedule(12, 4, 2)
     costs = communication(whole, hardware()), communication(parts, hardware())
     assert costs[0].nic_bytes_per_step == pytest.approx(costs[1].nic_bytes_per_step)
@@ -190,7 +190,7 @@ def test_streaming_sends_the_same_bytes_with_a_peak_of_one_fragment():
     assert (answer.largest_age, answer.peak_nic_bytes) == (2, costs[1].peak_nic_bytes)
 
 
-def test_a_sum_that_fits_into_the_window_costs_nothing():
+def test_fragment_hidden_by_the_merge_delay_costs_nothing():
     """0.66 s for all, 0.21 s for a quarter: hidden behind three steps of 0.1 s, not behind two."""
     assert cycle_time(schedule(12, 4, 2), hardware()).per_step == pytest.approx(0.1 + 4 * 0.01 / 12)
     assert cycle_time(schedule(16, 4, 3), hardware()).per_step == pytest.approx(0.1)
@@ -232,7 +232,7 @@ def nic_bytes_by_hand(route, touched, cluster, *, aggregates):
 @pytest.mark.parametrize("hosts", [(), (0,), (1, 4, 6)])
 @pytest.mark.parametrize("aggregates", [True, False])
 @pytest.mark.parametrize("codec", ["none", "float16", "int8"])
-def test_bytes_of_a_sharded_table_are_those_counted_message_by_message(name, hosts, aggregates, codec):
+def test_sharded_table_bytes_match_counted_messages(name, hosts, aggregates, codec):
     cluster, touched, route = CLUSTERS[name], RowAccess(0.01, 0.02, 0.05), table(hosts=hosts, codec=codec)
     found = exchange(route, touched, cluster, HARDWARE, local_aggregation=aggregates)
     many = aggregates and name != "16x1"
@@ -240,7 +240,7 @@ def test_bytes_of_a_sharded_table_are_those_counted_message_by_message(name, hos
 
 
 @pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
-def test_a_codec_saves_seconds_on_slow_links_and_costs_some_where_only_coding_takes_time(way):
+def test_row_codec_saves_link_time_and_costs_coding_time(way):
     touched, cluster = RowAccess(0.01, 0.02, 0.05), CLUSTERS["4x4"]
     slow = [exchange(table(way=way, codec=codec), touched, cluster, HARDWARE) for codec in ("none", "float16", "int8")]
     assert slow[0].seconds > slow[1].seconds > slow[2].seconds
@@ -255,7 +255,7 @@ def test_a_codec_saves_seconds_on_slow_links_and_costs_some_where_only_coding_ta
     assert coded.seconds - plain.seconds == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_reference_s_factors_on_16_workers():
+def test_exchange_bytes_match_the_reference_on_16_workers():
     """Outgoing per NIC, in rows that a worker touches: 15 and 6 on 4x4, 6 α_node/4α aggregated, 15 and 1.9 on 16x1."""
     touched = RowAccess(0.01, 0.02, 0.05)
     unit = 0.01 * ROWS * ROW
@@ -276,7 +276,7 @@ def test_the_reference_s_factors_on_16_workers():
 
 @pytest.mark.parametrize("name", CLUSTERS)
 @pytest.mark.parametrize("switches", [(), (Switch(nodes=(0, 1), uplink=Link(2e-4, 3e-8)),)])
-def test_pieces_of_equal_size_cost_what_an_all_to_all_costs(name, switches):
+def test_equal_pieces_cost_an_all_to_all(name, switches):
     cluster = CLUSTERS[name]
     hardware = Hardware(
         inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), bus=Link(1e-6, 1e-9), num_nics=2, switches=switches
@@ -290,7 +290,7 @@ def test_pieces_of_equal_size_cost_what_an_all_to_all_costs(name, switches):
     assert pieces.busiest_node_bytes() == pytest.approx(alike.busiest_node_bytes())
 
 
-def test_one_host_is_the_bottleneck_and_a_dense_table_is_the_strategy_s_own():
+def test_single_host_is_a_bottleneck_and_dense_tables_cost_nothing():
     touched, cluster = RowAccess(0.01, 0.02, 0.05), CLUSTERS["4x4"]
     spread = exchange(table(), touched, cluster, HARDWARE)
     alone = exchange(table(hosts=(0,)), touched, cluster, HARDWARE)
@@ -299,7 +299,7 @@ def test_one_host_is_the_bottleneck_and_a_dense_table_is_the_strategy_s_own():
     assert exchange(table(way=Placement.DENSE), touched, cluster, HARDWARE).seconds == 0
 
 
-def test_tables_are_exchanged_one_after_the_other_and_must_be_known():
+def test_tables_are_exchanged_in_sequence_and_must_be_known():
     other = TablePlacement(parameter="tags.weight", rows=100, columns=8, way=Placement.GATHER)
     payload, touched = Payload(tables=(table(), other)), RowAccess(0.01, 0.02, 0.05)
     both = {"words.weight": touched, "tags.weight": touched}
@@ -314,7 +314,7 @@ def test_tables_are_exchanged_one_after_the_other_and_must_be_known():
         exchanges(payload, {"words.weight": touched}, CLUSTERS["4x4"], HARDWARE)
 
 
-def test_shares_that_cannot_be_are_refused_and_independent_ones_are_between():
+def test_invalid_row_access_is_rejected_and_independent_access_unions():
     check_error(InputError, "a node touches what its workers do", RowAccess, 0.1, 0.05, 0.2)
     check_error(InputError, r"it must be (<= 1|>= 0)", RowAccess, 0.1, 0.2, 1.2)
     alone = RowAccess.independent(0.1, Cluster.regular(2, 2))

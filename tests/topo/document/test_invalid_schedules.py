@@ -83,7 +83,7 @@ def test_good_documents_load(base):
     assert parse_schedule(text_of(base)).name == base["name"]
 
 
-def test_a_document_is_text_or_bytes_and_a_wrong_type_is_one_line(tmp_path):
+def test_document_is_text_or_bytes(tmp_path):
     text = json.dumps(RULE | {"name": "Größe"}, ensure_ascii=False)
     for document in (text, text.encode(), bytearray(text.encode())):
         assert parse_schedule(document) == parse_schedule(text)
@@ -97,7 +97,7 @@ def test_a_document_is_text_or_bytes_and_a_wrong_type_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("ensure_ascii", [True, False])
 @pytest.mark.parametrize("base", GOOD.values(), ids=GOOD)
-def test_truncated_at_every_byte(base, ensure_ascii):
+def test_truncation_at_every_byte_is_rejected(base, ensure_ascii):
     data = json.dumps(base, ensure_ascii=ensure_ascii).encode()
     for length in range(len(data)):
         error = error_of(data[:length])
@@ -253,7 +253,7 @@ BROKEN = [
 @pytest.mark.parametrize(
     ("data", "place", "words"), BROKEN, ids=lambda value: None if isinstance(value, bytes) else value
 )
-def test_broken_document(data, place, words):
+def test_broken_document_is_rejected_with_its_place(data, place, words):
     error = error_of(data)
     assert error.place == place
     assert words in error.problem
@@ -263,7 +263,7 @@ def test_broken_document(data, place, words):
     ("item", "words"),
     [(b"NaN", "a value is NaN"), (b"1e999", "overflows"), (b'{"a":1,"a":1}', 'has the key "a" twice')],
 )
-def test_a_thousand_faults_are_named_and_more_are_counted(item, words):
+def test_thousand_faults_are_located_and_more_are_counted(item, words):
     error = error_of(b"[" + item + b"," + b"1," * 10 + b",".join([item] * 999) + b"]")
     assert error.place == "[0]"
     error = error_of(b"[" + b",".join([item] * 10**5) + b"]")
@@ -280,7 +280,7 @@ def test_integers_up_to_the_bound_are_kept_exactly():
 
 @pytest.mark.parametrize("depth", [33, 1000, 10**5, 3 * 10**6])
 @pytest.mark.parametrize("bracket", [b"[", b'{"a":', b'[{"]":'])
-def test_deep_nesting(depth, bracket):
+def test_deep_nesting_is_rejected(depth, bracket):
     data = bracket * depth
     error = error_of(data, max_bytes=2**25)
     assert "nested deeper than 32" in error.problem
@@ -289,7 +289,7 @@ def test_deep_nesting(depth, bracket):
     assert error.place == f"1:{whole * len(bracket) + rest + 1}"
 
 
-def test_depth_counts_no_brackets_inside_strings():
+def test_depth_ignores_brackets_in_strings():
     deepest = b"[" * 31 + b'["' + b"[{" * 50 + b'\\"[[[\\\\", "\\\\\\"[[["' + b"]" * 32
     parse_json(deepest)
     with pytest.raises(DocumentError, match="nested deeper"):
@@ -317,7 +317,7 @@ def test_size_limit(tmp_path):
         load_schedule(sparse)
 
 
-def test_files_that_are_no_files(tmp_path):
+def test_special_files_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "fifo.json")
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "link.json").symlink_to(tmp_path / "fifo.json")
@@ -329,7 +329,7 @@ def test_files_that_are_no_files(tmp_path):
         read_json("/dev/null")
 
 
-def test_unreadable_files_are_file_problems(tmp_path):
+def test_unreadable_files_raise_file_error(tmp_path):
     (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
     (tmp_path / "dangling.json").symlink_to(tmp_path / "nowhere")
     for name in ("absent.json", "loop.json", "dangling.json", "nul\0.json", "new\nline.json"):
@@ -345,7 +345,7 @@ def test_unreadable_files_are_file_problems(tmp_path):
             load_schedule(tmp_path / "s")
 
 
-def test_file_name_stands_before_the_place(tmp_path):
+def test_error_starts_with_the_file_name(tmp_path):
     path = tmp_path / "bad.json"
     path.write_bytes(edit(RULE, ["version"], 2))
     with pytest.raises(DocumentError) as caught:
@@ -357,14 +357,14 @@ def test_file_name_stands_before_the_place(tmp_path):
         load_schedule(path)
 
 
-def test_errors_travel_between_processes():
+def test_errors_can_be_pickled():
     error = DocumentError("strategy.phases[0]", "is wrong", "a.json")
     copied = pickle.loads(pickle.dumps(error))
     assert str(copied) == "a.json: strategy.phases[0]: is wrong"
     assert (copied.place, copied.problem, copied.source) == ("strategy.phases[0]", "is wrong", "a.json")
 
 
-def test_overlapping_and_unconnected_schedules_load_because_verify_refutes_them():
+def test_overlapping_and_disconnected_groups_load():
     schedule = parse_schedule(edit(GROUPS, [*P0, 1, "group"], [0, 1]))
     assert [group.members for group in schedule.phase(0)] == [(0, 1), (1, 3)]
     with pytest.raises(ScheduleError, match="worker 1 stands in 2 groups"):
@@ -391,7 +391,7 @@ def test_overlapping_and_unconnected_schedules_load_because_verify_refutes_them(
     edit(RULE, ["strategy"], {f"key{i}": i for i in range(10**4)} | {"kind": "static"}),
     edit(RULE, ["strategy", "node_radices"], [2**50] * 10**5),
 ], ids=range(15))  # fmt: skip
-def test_hostile_documents_are_refused(data):
+def test_hostile_documents_are_rejected(data):
     error_of(data)
 
 
@@ -407,7 +407,7 @@ json_values = st.recursive(
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.slow)])
-def test_strict_reader_agrees_with_the_standard_one_on_clean_json(examples):
+def test_strict_reader_agrees_with_json_on_clean_documents(examples):
     settings(max_examples=examples)(given(json_values, st.booleans())(check_strict_reader))()
 
 
@@ -425,7 +425,7 @@ def check_strict_reader(value, ensure_ascii):
 
 @settings(max_examples=90)
 @given(st.sampled_from(list(GOOD.values())), st.data())
-def test_mutated_documents_load_or_are_refused_in_one_line(base, data):
+def test_mutated_documents_load_or_are_rejected_in_one_line(base, data):
     document = copy.deepcopy(base)
     places = []
 
@@ -447,7 +447,7 @@ def test_mutated_documents_load_or_are_refused_in_one_line(base, data):
 
 @settings(max_examples=90)
 @given(st.sampled_from(list(GOOD.values())), st.data())
-def test_documents_with_damaged_bytes_load_or_are_refused_in_one_line(base, data):
+def test_damaged_bytes_load_or_are_rejected_in_one_line(base, data):
     text = bytearray(text_of(base))
     for _ in range(data.draw(st.integers(1, 3))):
         index = data.draw(st.integers(0, len(text) - 1))

@@ -148,7 +148,7 @@ def folder(files, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
-def test_doing_what_the_message_says_works(folder, capfd, way):
+def test_error_hint_fixes_the_command(folder, capfd, way):
     wrong, says, *right = way
     capfd.readouterr()
     code, text = main(shlex.split(wrong)), capfd.readouterr().err
@@ -164,12 +164,12 @@ def test_doing_what_the_message_says_works(folder, capfd, way):
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_quorum_is_recommended_where_the_best_plain_alternative_has_none(capfd):
+def test_quorum_is_recommended_without_a_plain_alternative(capfd):
     """Once an internal error: the alternative was weighed among what may be recommended, and was not there."""
     assert main(["design", "4x4", "--sync", "partial", "--effort", "0.3"]) == 0
     assert "is ready (eager-SGD majority)" in " ".join(capfd.readouterr().out.split())
 
 
-def test_there_are_enough_of_them():
+def test_hint_table_is_complete():
     assert len(WAYS) >= 40
     assert all(len(way) >= 3 for way in WAYS)

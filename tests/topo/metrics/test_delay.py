@@ -76,7 +76,7 @@ def by_definition(schedule, steps_per_round, curvature):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
-def test_the_late_distance_is_that_of_the_recursion(schedule):
+def test_late_distance_equals_the_recursion(schedule):
     for steps_per_round in (1, 5):
         for curvature in (0.0, 0.5):
             expected = by_definition(schedule, steps_per_round, curvature)
@@ -88,7 +88,7 @@ def test_the_late_distance_is_that_of_the_recursion(schedule):
     assert late_distance(schedule) == 0, "nothing is late in synchronous rounds"
 
 
-def test_what_mixes_in_all_directions_alike_is_estimated_from_its_consensus_distance():
+def test_late_distance_is_estimated_from_the_consensus_distance():
     everybody = SCHEDULES[0]
     for steps_per_round in (1, 4):
         flat = float(consensus_distance(late(everybody, steps_per_round)))
@@ -102,7 +102,7 @@ def test_what_mixes_in_all_directions_alike_is_estimated_from_its_consensus_dist
 
 @pytest.mark.parametrize("push", ["worker", "node"])
 @pytest.mark.parametrize("schedule", RETIMED, ids=lambda schedule: schedule.name)
-def test_every_steps_per_round_in_synchronous_and_late_is_what_the_steady_state_solves_to(schedule, push):
+def test_retimed_metrics_equal_the_steady_state(schedule, push):
     known = retime(schedule, push)
     for steps_per_round in (1, 2, 5):
         for sync in (Synchronous(), DelayedAveraging()):
@@ -114,7 +114,7 @@ def test_every_steps_per_round_in_synchronous_and_late_is_what_the_steady_state_
     assert known.contraction == contraction(schedule)
 
 
-def test_workers_that_never_agree_do_so_at_no_steps_per_round():
+def test_unconnected_workers_never_agree_at_any_steps_per_round():
     apart = of_groups("apart", Cluster.parse("1x3"), [(0, 1)])
     known = retime(apart, "worker")
     for steps_per_round, late in ((1, True), (3, False), (3, True)):
@@ -122,7 +122,7 @@ def test_workers_that_never_agree_do_so_at_no_steps_per_round():
         assert known.drift_at(steps_per_round, late=late).value == float("inf")
 
 
-def test_what_is_not_found_at_steps_per_round_1_is_not_found_at_others():
+def test_missing_metrics_stay_missing_after_retiming():
     known = retime(RETIMED[-1], "worker", limit=MetricLimits(dense_workers=3))
     assert known.late_distance_at(2) == float("inf")
     for steps_per_round, late in ((1, False), (1, True), (2, False), (3, True)):
@@ -133,7 +133,7 @@ def test_what_is_not_found_at_steps_per_round_1_is_not_found_at_others():
 
 
 @pytest.mark.parametrize("change", [{"steps_per_round": 2}, {"sync": DelayedAveraging()}])
-def test_only_a_schedule_at_steps_per_round_1_in_synchronous_says_what_others_do(change):
+def test_retime_needs_a_synchronous_schedule_at_steps_per_round_1(change):
     schedule = replace(RETIMED[0], strategy=replace(RETIMED[0].strategy, **change))
     check_error(InputError, "has steps_per_round 1 and is synchronous", retime, schedule, "worker")
 
@@ -172,7 +172,7 @@ def variance(h, width):
 
 @pytest.mark.parametrize("momentum", MOMENTA)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_stability_limit_is_where_the_spectral_radius_passes_1(width, momentum):
+def test_stability_limit_is_where_the_spectral_radius_reaches_1(width, momentum):
     limit = stability_limit(width, momentum=momentum)
     for part in np.linspace(0.02, 0.999, 40):
         assert radius(part * limit, width, momentum) < 1 - 1e-9
@@ -181,7 +181,7 @@ def test_the_stability_limit_is_where_the_spectral_radius_passes_1(width, moment
     assert radius(limit, width, momentum) == pytest.approx(1, abs=1e-9)
 
 
-def test_the_limits_that_have_a_short_form():
+def test_closed_forms_of_the_stability_limit():
     assert [stability_limit(width) for width in (1, 2)] == pytest.approx([2, 1], abs=1e-15)
     assert stability_limit(3) == pytest.approx((math.sqrt(5) - 1) / 2)
     for momentum in MOMENTA:
@@ -190,18 +190,18 @@ def test_the_limits_that_have_a_short_form():
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_noise_factor_is_the_quotient_of_the_solutions_of_the_lyapunov_equations(width):
+def test_noise_factor_is_the_quotient_of_lyapunov_solutions(width):
     for h in stability_limit(width) * np.linspace(0.05, 0.95, 10):
         assert noise_factor(h, width) == pytest.approx(variance(h, width) / variance(h, 1), rel=1e-9)
 
 
 @pytest.mark.parametrize("h", [0.0, 0.1, 0.5, 0.9])
-def test_the_noise_factor_of_a_pipeline_of_two_is_the_published_quotient(h):
+def test_noise_factor_of_a_pipeline_of_two_matches_the_paper(h):
     assert noise_factor(h, 2) == pytest.approx((1 + h) * (2 - h) / ((1 - h) * (2 + h)))
     assert noise_factor(h, 1) == pytest.approx(1)
 
 
-def test_beyond_the_limit_noise_is_infinite_and_what_no_width_can_do_is_refused():
+def test_noise_is_infinite_beyond_the_limit():
     assert noise_factor(1.0, 2) == math.inf
     check_error(InputError, "0 <= h < 2, where synchronous steps are stable", noise_factor, 2.0, 2)
     check_error(InputError, "0 <= h < 2", noise_factor, -0.1, 2)
@@ -209,7 +209,7 @@ def test_beyond_the_limit_noise_is_infinite_and_what_no_width_can_do_is_refused(
     check_error(InputError, "0 <= momentum < 1", stability_limit, 2, momentum=1.0)
 
 
-def test_the_metrics_of_a_pipeline_are_those_of_synchronous_all_reduce_and_two_more():
+def test_pipeline_metrics_equal_allreduce_plus_two():
     cluster = Cluster.regular(4, 2)
     synchronous = metrics(Schedule("a", cluster, AllReduce()))
     pipeline = Schedule("a", cluster, AllReduce(sync=Pipeline(), transport=Transport(codec="bfloat16")))
@@ -231,19 +231,19 @@ def test_the_metrics_of_a_pipeline_are_those_of_synchronous_all_reduce_and_two_m
 STAR = Round.from_edges(5, [(*edge, Fraction(1, 5)) for i in range(1, 5) for edge in ((0, i), (i, 0))])
 
 
-def test_the_gap_of_a_ring_counts_edges_and_not_their_weights():
+def test_hop_gap_of_a_ring_ignores_edge_weights():
     for weight in (Fraction(1, 4), Fraction(1, 9)):
         ring = Round.from_edges(7, [(i, (i + d) % 7, weight) for i in range(7) for d in (1, 6)])
         assert hop_gap(ring) == pytest.approx(1 - np.cos(2 * np.pi / 7), abs=1e-14)
 
 
-def test_the_gap_of_a_directed_ring_takes_eigenvalues_in_the_order_of_real_numbers():
+def test_hop_gap_of_a_directed_ring_orders_eigenvalues_by_real_part():
     edges = [(0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 4)), (2, 0, Fraction(1, 8))]
     # It has the cube roots of 1; the real order takes −1/2, the modulus would take 1.
     assert hop_gap(Round.from_edges(3, edges)) == pytest.approx(1.5, abs=1e-12)
 
 
-def test_only_a_schedule_of_one_graph_has_a_hop_gap():
+def test_hop_gap_needs_a_schedule_of_one_graph():
     rng = np.random.default_rng(0)
     phases = tuple(Phase.from_labels(rng.integers(-1, 4, size=9)) for _ in range(3))
     found = metrics(of_phases("s", Cluster.parse("9x1"), phases)).hop_gap
@@ -257,7 +257,7 @@ def test_only_a_schedule_of_one_graph_has_a_hop_gap():
     (Round.from_edges(3, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]), "worker 2 has no neighbor"),
     (Round.from_edges(5000, [(0, 1, Fraction(1, 2))]), "at most 4000"),
 ])  # fmt: skip
-def test_what_has_no_gap_is_refused_in_one_line(graph, message):
+def test_graph_without_a_hop_gap_is_rejected(graph, message):
     check_error(InputError, message, hop_gap, graph)
 
 
@@ -279,7 +279,7 @@ def spread_after(matrix, momentum, rate, *, parallel, steps=4000):
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("num_workers", [8, 16])
-def test_differences_between_workers_shrink_below_the_largest_rate_and_grow_above_it(num_workers, momentum, parallel):
+def test_worker_differences_shrink_only_below_the_largest_rate(num_workers, momentum, parallel):
     graph = weigh(ring_based(num_workers))
     limit = largest_rate(graph, momentum, parallel=parallel)
     matrix = mixing_matrix(graph)
@@ -288,7 +288,7 @@ def test_differences_between_workers_shrink_below_the_largest_rate_and_grow_abov
         assert spread_after(matrix, momentum, 1.02 * limit, parallel=parallel) > 2
 
 
-def test_the_serial_order_of_the_ring_based_graph_allows_little_momentum():
+def test_adapt_then_combine_on_ring_based_allows_little_momentum():
     """Its smallest eigenvalue over 16 workers is -0.462: 0.32 instead of All-Reduce's 3.8."""
     graph = weigh(ring_based(16))
     assert largest_rate(graph, 0.9, parallel=False) == pytest.approx(0.3165, abs=1e-4)

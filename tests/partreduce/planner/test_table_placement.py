@@ -60,7 +60,7 @@ def least(tables, schedule, hardware, dense, applying):
 
 
 @pytest.mark.parametrize("num_tables", [0, 1, 3, 8])
-def test_no_combination_takes_less_than_the_choice(num_tables):
+def test_no_combination_of_placements_is_faster(num_tables):
     """Of 8 tables they are too many to try for the planner, which changes one at a time: within 5 % in all."""
     rng = np.random.default_rng(num_tables)
     for _ in range(2 if num_tables == 8 else 25):
@@ -73,7 +73,7 @@ def test_no_combination_takes_less_than_the_choice(num_tables):
 
 
 @pytest.mark.parametrize("seed", [570, 1441])
-def test_tables_that_pay_together_only_are_found(seed):
+def test_tables_that_pay_only_together_are_found(seed):
     """Latencies are shared by the tables that go apart, so one alone may gain nothing by going densely."""
     tables, schedule, hardware, dense, applying = draw(np.random.default_rng(seed), 3)
     chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense, applying=applying)
@@ -94,7 +94,7 @@ def seconds_by_parts(job, routes):
 
 
 @pytest.mark.parametrize("codecs", [(Codec.NONE,), (Codec.NONE, Codec.FLOAT16, Codec.INT8)], ids=len)
-def test_what_is_said_to_be_taken_is_the_sum_of_its_parts(codecs):
+def test_predicted_seconds_are_the_sum_of_their_parts(codecs):
     """By what was chosen, in its codecs, and, where there are none, by each other way of one table alone."""
     rng = np.random.default_rng(9)
     for _ in range(8):
@@ -142,7 +142,7 @@ def handed_on(sets, way, cluster, *, together):
 @pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
 @pytest.mark.parametrize("cluster", [Cluster.regular(4, 4), Cluster.regular(16, 1), Cluster.regular(1, 4)], ids=str)
 @pytest.mark.parametrize("local", [True, False])
-def test_as_many_rows_are_handed_on_as_are_counted_hand_by_hand(way, cluster, local):
+def test_handled_rows_match_a_count_by_hand(way, cluster, local):
     rng, rows = np.random.default_rng(4), 400
     sets = [set(rng.choice(rows, 40, replace=False).tolist()) for _ in range(cluster.num_workers)]
     unions = [set().union(*(sets[worker] for worker in cluster.workers_of(node))) for node in range(cluster.num_nodes)]
@@ -155,7 +155,7 @@ def test_as_many_rows_are_handed_on_as_are_counted_hand_by_hand(way, cluster, lo
 
 
 @pytest.mark.parametrize("gradient", ["dense", "sparse"])
-def test_gradient_and_optimizer_visit_all_rows_or_those_touched_where_they_lie(gradient):
+def test_visited_rows_depend_on_gradient_and_placement(gradient):
     table = Table(parameter="t", rows=80, columns=3, touched=RowAccess(0.1, 0.2, 0.3), gradient=gradient)
     everywhere = 80 * 3 * 4 * (0.3 if gradient == "sparse" else 1)
     assert table.visited(Placement.GATHER, 8) == pytest.approx(everywhere)
@@ -172,7 +172,7 @@ def words(worker, node, everyone, **members):
 SLOW = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 4e-8))
 
 
-def test_few_touched_rows_are_sharded_and_a_table_of_which_all_is_touched_goes_as_everything_else():
+def test_rarely_touched_rows_are_sharded_and_full_tables_stay_dense():
     schedule = Schedule("s", CLUSTERS[0], AllReduce(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)))
     few = choose_routes([words(0.008, 0.02, 0.05)], schedule, SLOW, dense_bytes=10**6)
     assert few.routes.tables[0].way is Placement.SHARDED
@@ -182,7 +182,7 @@ def test_few_touched_rows_are_sharded_and_a_table_of_which_all_is_touched_goes_a
     assert every.dense_bytes == 10**6 + 50_000 * 128 * 4
 
 
-def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all(monkeypatch):
+def test_handling_cost_makes_dense_faster_on_fast_links(monkeypatch):
     schedule = Schedule("s", CLUSTERS[0], AllReduce())
     fast, table = Hardware(inside=Link(1e-6, 1e-11), nic=Link(1e-5, 1e-10)), words(0.3, 0.5, 0.7)
 
@@ -195,7 +195,7 @@ def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all(monkey
     check_error(InputError, "s per byte; both are numbers >= 0", choose, float("inf"))
 
 
-def test_rows_are_coded_only_where_that_is_allowed_and_pays():
+def test_rows_are_coded_only_if_allowed_and_profitable():
     schedule, table = Schedule("s", CLUSTERS[0], AllReduce()), words(0.008, 0.02, 0.05)
 
     def choose(hardware, *codecs):
@@ -231,7 +231,7 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     check_error(InputError, "no codec is allowed", choose, SLOW)
 
 
-def test_reasons_name_the_table_what_is_touched_and_what_the_other_ways_take():
+def test_reasons_name_touched_rows_and_the_other_placements():
     schedule = Schedule("s", CLUSTERS[0], AllReduce())
     reasons = choose_routes([words(0.008, 0.02, 0.05, gradient="sparse")], schedule, SLOW, dense_bytes=10**6).reasons
     assert reasons[0].startswith(
@@ -248,7 +248,7 @@ def test_reasons_name_the_table_what_is_touched_and_what_the_other_ways_take():
     assert "(not gather or sharded: its weight is a decoder's, too)" in tied.reasons[0]
 
 
-def test_what_has_no_way_is_refused():
+def test_invalid_placements_are_rejected():
     schedule = Schedule("s", CLUSTERS[0], AllReduce())
     with pytest.raises(InputError, match="has a sparse gradient and may go by no way but dense"):
         words(0.1, 0.1, 0.1, gradient="sparse", ways=("dense",))

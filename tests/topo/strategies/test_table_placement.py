@@ -52,7 +52,7 @@ def routes(draw, num_workers):
 
 @settings(max_examples=60)
 @given(routes(4))
-def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(payload):
+def test_tables_round_trip_and_the_checker_agrees(payload):
     schedule = Schedule("s", CLUSTER, AllReduce(payload=payload))
     loaded = parse_schedule(schedule_text(schedule).encode())
     assert loaded == schedule
@@ -74,14 +74,14 @@ def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(p
         assert owners == [payload.owner(route, row, 4) for row in range(route.rows)]
 
 
-def test_without_tables_a_file_says_nothing_of_them_and_no_hash_changes():
+def test_schedule_without_tables_writes_none_and_keeps_its_hash():
     plain = Schedule("s", CLUSTER, AllReduce())
     assert not plain.routes
     assert "payload" not in dump_schedule(plain)["strategy"]
     assert schedule_sha256(parse_schedule(json.dumps(raw_of({"tables": []})))) == schedule_sha256(plain)
 
 
-def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
+def test_placement_and_owner_lookup():
     words = TablePlacement(parameter="words.weight", rows=10, columns=4, hosts=(3, 1), partitions=5)
     tags = TablePlacement(parameter="tags.weight", rows=3, columns=4, way=Placement.GATHER)
     schedule = Schedule("s", CLUSTER, AllReduce(payload=Payload(tables=(words, tags))))
@@ -108,7 +108,7 @@ def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
     ({"average": False}, "strategy.payload.average: is false; there is no table that it could be for"),
     ({"tables": [WORDS | {"codec": "int4"}]}, "strategy.payload.tables[0].codec: is int4, which is for sums"),
 ], ids=str)  # fmt: skip
-def test_what_means_nothing_is_refused_with_its_place_also_by_the_checker(payload, words):
+def test_invalid_tables_are_rejected_with_their_place(payload, words):
     with pytest.raises(DocumentError) as caught:
         parse_schedule(json.dumps(raw_of(payload)))
     assert words in str(caught.value)
@@ -123,7 +123,7 @@ ODD = (
 MEMBERS = ("parameter", "rows", "columns", "way", "gradient", "hosts", "partitions", "codec")
 
 
-def test_the_checker_takes_the_very_documents_that_there_are():
+def test_checker_accepts_exactly_the_loadable_tables():
     """Any value in the place of one member, or of two."""
     draw, taken = random.Random(3), 0
     base = {**WORDS, "way": "sharded", "gradient": "dense", "hosts": [3, 1], "partitions": 5, "codec": "float16"}
@@ -148,7 +148,7 @@ def test_the_checker_takes_the_very_documents_that_there_are():
     (AllReduce(steps_per_round=(1, 1, 1, 2)),
         "workers with unequal steps_per_round have no common steps; give one number for all"),
 ], ids=str)  # fmt: skip
-def test_without_common_steps_there_are_no_tables(strategy, reason):
+def test_tables_need_common_steps(strategy, reason):
     with pytest.raises(ScheduleError, match=reason) as caught:
         Schedule("s", CLUSTER, replace(strategy, payload=Payload(tables=(TablePlacement(**WORDS),))))
     assert str(caught.value).startswith(
@@ -159,7 +159,7 @@ def test_without_common_steps_there_are_no_tables(strategy, reason):
 @pytest.mark.parametrize("strategy", [
     AllReduce(steps_per_round=2), AllReduce(sync=Pipeline()), AllReduce(sync=DelayedAveraging(), steps_per_round=2),
 ], ids=str)  # fmt: skip
-def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
+def test_average_dense_false_needs_synchronous_gradients(strategy):
     payload = Payload(tables=(TablePlacement(**WORDS),), average_dense=False)
     with pytest.raises(ScheduleError, match=r"payload\.average_dense: is false; only gradients of all workers"):
         Schedule("s", CLUSTER, replace(strategy, payload=payload))
@@ -169,7 +169,7 @@ def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
     AllReduce(), AllReduce(steps_per_round=(3, 3, 3, 3)), AllReduce(sync=DelayedAveraging()),
     AllReduce(sync=Pipeline()), Server(),
 ], ids=str)  # fmt: skip
-def test_with_common_steps_tables_go_with_anything(strategy):
+def test_tables_are_valid_with_any_common_steps(strategy):
     payload = Payload(tables=(TablePlacement(**WORDS),))
     schedule = Schedule("s", CLUSTER, replace(strategy, payload=payload))
     assert parse_schedule(schedule_text(schedule).encode()).routes == payload

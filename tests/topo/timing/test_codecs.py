@@ -30,7 +30,7 @@ def everyone(cluster, sync=SYNCHRONOUS, **transport):
     return Schedule("a", cluster, AllReduce(sync=sync, transport=Transport(**transport)))
 
 
-def test_the_bytes_that_were_measured_on_16_workers():
+def test_bytes_match_a_measurement_on_16_workers():
     """What a prototype over gloo sent: MB out of each NIC in a sum of 2.19 MB."""
     cluster, hardware = Cluster.regular(4, 4), Hardware(nic=Link(0.0, 1e-7), model_bytes=2_192_296)
 
@@ -66,7 +66,7 @@ def placed_groups(draw):
 
 @settings(max_examples=40)
 @given(placed_groups(), st.integers(1, 3))
-def test_an_all_to_all_is_what_its_messages_are(placed, below):
+def test_all_to_all_costs_the_sum_of_its_messages(placed, below):
     """Every ordered pair of members exchanges 1/k; each message is put on the links that lie between the two."""
     cluster, members = placed
     node_of = cluster.node_of()
@@ -95,7 +95,7 @@ def test_an_all_to_all_is_what_its_messages_are(placed, below):
     assert coded.busiest_node_bytes() == pytest.approx((sent.max() + ring) / 2)
 
 
-def test_latencies_links_inside_and_the_bus_of_an_exchange():
+def test_exchange_counts_latency_inside_links_and_bus():
     cluster, phase = Cluster.regular(1, 4), Phase.from_groups(4, [range(4)])
     inside = Hardware(inside=Link(1.0, 1.0))
     assert loads.of_exchange(phase, cluster, inside, num_bytes=8).seconds().tolist() == [3 * 1.0 + 8 * 3 / 4]
@@ -103,7 +103,7 @@ def test_latencies_links_inside_and_the_bus_of_an_exchange():
     assert loads.of_exchange(phase, cluster, bus, num_bytes=8).seconds().tolist() == [4 * (3 * 1.0 + 8 * 3 / 4)]
 
 
-def test_the_seconds_of_a_codec_are_added_to_those_of_the_wire():
+def test_codec_seconds_add_to_link_seconds():
     """4 nodes of 2, 80 bytes; encoding takes 10 s a byte, decoding 1."""
     cluster = Cluster.regular(4, 2)
     seconds = CodecSeconds(10.0, 1.0)
@@ -120,7 +120,7 @@ def test_the_seconds_of_a_codec_are_added_to_those_of_the_wire():
         assert cost(codec=codec, **HIERARCHICAL) == pytest.approx(across + 80 * 11, rel=1e-6)
 
 
-def test_inside_a_node_only_what_crosses_is_coded():
+def test_across_nodes_codes_only_inter_node_bytes():
     cluster = Cluster.regular(2, 2)
     hardware = Hardware(inside=Link(0.0, 1.0), codec=FREE, model_bytes=64)
     half = {"codec": Codec.FLOAT16, **HIERARCHICAL}
@@ -132,24 +132,24 @@ def test_inside_a_node_only_what_crosses_is_coded():
     assert communication(Schedule("s", cluster, coded), hardware).phases == (64, 48)
 
 
-def test_where_bytes_are_not_counted_codecs_take_no_time():
+def test_codecs_are_free_without_model_bytes():
     schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8)
     assert cycle_time(schedule, Hardware(nic=Link(1.0)), ComputeTimes(base=1.0)).per_step == 1.0 + 6.0
     assert Coding.of(schedule.strategy.transport, Hardware(nic=Link(0.0, 1.0))).seconds != NONE
 
 
-def test_an_algorithm_that_a_codec_cannot_have_is_refused():
+def test_algorithm_incompatible_with_the_codec_is_rejected():
     schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8, where=CodecScope.ACROSS_NODES, **HIERARCHICAL)
     with pytest.raises(ScheduleError, match=r"transport\.where: is across-nodes; algorithm ring has no separate stage"):
         communication(schedule, Hardware(model_bytes=8), algorithm=AllReduceAlgorithm.RING)
 
 
-def test_scales_take_four_bytes_a_block():
+def test_scales_take_four_bytes_per_block():
     assert Coding.of(Transport(codec=Codec.INT8, block=64), Hardware()).wire == 1 / 4 + 4 / (4 * 64)
     assert Coding.of(Transport(codec=Codec.INT8), Hardware()).wire == 65 / 256
 
 
-def test_layers_pay_their_latencies_one_by_one():
+def test_per_layer_buckets_pay_latency_per_layer():
     cluster, model = Cluster.regular(1, 4), 90
     hardware = Hardware(inside=Link(1.0, 1.0), model_bytes=model, layers=3)
     whole = communication(everyone(cluster), hardware)
@@ -166,7 +166,7 @@ def test_layers_pay_their_latencies_one_by_one():
     assert stage.before(np.array([4.0, 100.0])).tolist() == [3.0 + 8.0, 100.0]
 
 
-def test_segments_leave_during_backward():
+def test_segments_start_during_backward():
     """A step computes 12 s, the last 6 of them backward; two segments of 2 s and 6 s, ready at 9 s and at 12 s."""
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=8, layers=(2, 6), backward=0.5)
     schedule = everyone(Cluster.regular(1, 2), **LAYERED)
@@ -184,7 +184,7 @@ def test_segments_leave_during_backward():
 
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("seconds", [2.0, 7.0, 30.0])
-def test_a_pipeline_takes_what_equation_4_says(width, seconds):
+def test_pipeline_time_matches_equation_4(width, seconds):
     """Pipe-SGD (Li et al., NeurIPS 2018): T·max(computing, sum), and the first sum, which is not hidden."""
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=int(seconds))
     for drain in DrainPolicy:
@@ -198,13 +198,13 @@ def test_a_pipeline_takes_what_equation_4_says(width, seconds):
         assert cycle_time(schedule, hardware, ComputeTimes(base=7.0)).per_step == max(7, seconds)
 
 
-def test_the_ring_of_the_published_model_is_that_of_the_cost_model():
+def test_published_ring_matches_the_cost_model():
     hardware = Hardware(inside=Link(0.25, 0.5), model_bytes=64)
     published = 2 * 7 * 0.25 + 2 * 7 / 8 * 64 * 0.5  # 2(p−1)α + 2(p−1)/p·nβ
     assert group_seconds(Phase.from_groups(8, [range(8)]), Cluster.regular(1, 8), hardware).tolist() == [published]
 
 
-def test_a_pipeline_waits_for_the_gradient_of_k_steps_ago():
+def test_pipeline_waits_for_the_gradient_of_k_steps_ago():
     """Worker 1 computes 6 s, worker 0 2 s, an operation takes 1 s, K = 2: worked by hand."""
     schedule = everyone(Cluster.regular(1, 2), Pipeline(warm_up=1))
     hardware, compute = Hardware(inside=Link(0.0, 1.0), model_bytes=1), ComputeTimes(base=2.0, slowdown=((1, 3.0),))
@@ -222,7 +222,7 @@ def test_a_pipeline_waits_for_the_gradient_of_k_steps_ago():
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.5, 3.0])
-def test_a_pipeline_with_layers_takes_what_equation_6_says(latency):
+def test_per_layer_pipeline_matches_equation_6(latency):
     """4 workers, 5 layers; update 1 s, forward 3 s, backward 8 s of the step."""
     hardware = Hardware(inside=Link(latency, 0.25), model_bytes=40, layers=5, backward=8 / 12)
     schedule = everyone(Cluster.regular(1, 4), Pipeline(), **LAYERED)
@@ -234,7 +234,7 @@ def test_a_pipeline_with_layers_takes_what_equation_6_says(latency):
     assert cycle_time(whole, hardware, compute).per_step == pytest.approx(max(12.0, ring)), "equation 5"
 
 
-def test_sampling_runs_pipelines_and_layers():
+def test_sampling_matches_pipelines_and_layers():
     for gradient_buckets in GradientBuckets:
         hardware = Hardware(inside=Link(0.5, 1.0), model_bytes=9, layers=3)
         schedule = everyone(Cluster.regular(1, 4), Pipeline(warm_up=200), gradient_buckets=gradient_buckets)
@@ -253,6 +253,6 @@ def test_group_seconds_of_a_codec():
 
 
 @pytest.mark.parametrize("fields", [{"backward": 1.5}, *({"layers": listed} for listed in (0, (), (0, 0), (3, -1)))])
-def test_impossible_jobs_are_refused(fields):
+def test_invalid_hardware_is_rejected(fields):
     check_error(InputError, r"hardware(: |\.)(backward|layers)", Hardware, **fields)
     check_error(InputError, r"codec\.encode", CodecSeconds, -1.0, 0.0)

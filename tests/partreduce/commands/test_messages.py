@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_help_of_design_is_grouped(capsys):
+def test_help_of_design_has_panels(capsys):
     assert main(["design", "--help"]) == 0
     panels = [line.strip("╭─╮ \n") for line in capsys.readouterr().out.splitlines() if line.startswith("╭")]
     assert panels == [
@@ -40,7 +40,7 @@ def test_the_help_of_design_is_grouped(capsys):
     ("train.py", "import torch\n", "it looks like a script; partreduce verify train.py:NAME --cluster"),
     ("schedule.json", "{", "ends too early; the file may be cut off"),
 ])  # fmt: skip
-def test_a_file_that_is_no_schedule_is_named_for_what_it_looks_like(folder, capsys, name, text, way_out):
+def test_misplaced_file_is_recognized(folder, capsys, name, text, way_out):
     (folder / name).write_text(text)
     (line,) = ran(capsys, ["verify", name], 65).err.splitlines()
     assert way_out in line
@@ -62,7 +62,7 @@ def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(f
     ("design 2x2 --set compute=1e300s", 2, "'1e300s' is too large or too small for a time; write it such as"),
     ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number and a unit, such as"),
 ])  # fmt: skip
-def test_a_mistake_ends_before_any_work_in_one_line_with_a_way_out(folder, capsys, arguments, code, said):
+def test_usage_error_comes_before_any_work(folder, capsys, arguments, code, said):
     """Some were tracebacks, and an output without a folder was found out after minutes of measuring."""
     write_schedule("schedule.json", Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
     (folder / "train.py").write_text("")
@@ -72,7 +72,7 @@ def test_a_mistake_ends_before_any_work_in_one_line_with_a_way_out(folder, capsy
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_narrow_pipe_gets_one_line_before_the_answer_and_keeps_the_columns_that_decide(capsys):
+def test_narrow_output_starts_with_the_progress_and_keeps_key_columns(capsys):
     said = ran(capsys, ["design", "4", "--effort", "0.2", "--all"])
     assert said.err == ""
     first, second, *rest = said.out.splitlines()
@@ -84,7 +84,7 @@ def test_a_narrow_pipe_gets_one_line_before_the_answer_and_keeps_the_columns_tha
     assert any(line.startswith("Too narrow for: ") for line in rest), "at 80 columns others have to leave"
 
 
-def test_what_was_not_reached_is_counted_with_the_way_out_and_that_another_run_may_differ():
+def test_unscored_candidates_are_counted_with_the_option_to_raise():
     cut = Clock(seconds=1e9, effort=2.0)
     told = Answer(status=Status.FEASIBLE, because="", ended=cut.stopped_by(), effort=2.0, time_limit=1e9, capped=False)
     assert not_reached({"the catalogue": [], "quorums": []}, told) == []
@@ -111,7 +111,7 @@ SLOW = [
     ("paced prague-figure-10", []),
 ])  # fmt: skip
 @pytest.mark.usefixtures("brief")
-def test_every_kind_of_row_in_the_table_of_design_can_be_written_by_its_name(folder, capsys, name, more):
+def test_every_row_of_the_table_can_be_selected_by_name(folder, capsys, name, more):
     said = " ".join(ran(capsys, [*SLOW, *more, "--select", name, "-o", "taken.json"]).out.split())
     assert f"Taken: {name}" in said
     worker_steps = load_schedule("taken.json").worker_steps()
@@ -123,13 +123,13 @@ def test_every_kind_of_row_in_the_table_of_design_can_be_written_by_its_name(fol
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_name_that_no_row_has_is_told_with_the_nearest_one(capsys):
+def test_unknown_selection_suggests_the_nearest_name(capsys):
     (line,) = ran(capsys, [*SLOW, "--select", "paced allreduse"], 2).err.splitlines()
     assert "--select 'paced allreduse': no schedule of this name was weighed; did you mean paced allreduce" in line
 
 
 @pytest.mark.usefixtures("brief")
-def test_design_says_who_is_never_heard_and_which_answers_it_does_not_weigh(capsys):
+def test_design_warns_about_a_worker_whose_updates_are_never_used(capsys):
     name = "exponential gap: skip 3, backup for neighbors of slow workers, serial"
     said = " ".join(ran(capsys, [*SLOW, "--effort", "2.5", "--select", name]).out.split())  # time for 240 rounds
     assert (
@@ -138,7 +138,7 @@ def test_design_says_who_is_never_heard_and_which_answers_it_does_not_weigh(caps
     assert "two answers are yours to weigh: leave worker 5 out, or give a smaller batch" in said
 
 
-def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(folder, capsys):
+def test_verify_summarizes_its_claims(folder, capsys):
     assert main(["design", "2x4", "--build", "node-then-all", "-o", "static.json"]) == 0
     said = " ".join(ran(capsys, ["verify", "static.json"]).out.split())
     assert (
@@ -171,7 +171,7 @@ FOLLOWS = "follows from the rules"
     (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),))), "refuted", 1),
 ])  # fmt: skip
 @pytest.mark.usefixtures("folder")
-def test_the_verdict_is_the_same_in_json_in_text_and_in_python(strategy, verdict, code, capsys):
+def test_verdict_is_equal_in_json_text_and_python(strategy, verdict, code, capsys):
     schedule = Schedule("it", Cluster.regular(1, 4), strategy)
     write_schedule("it.json", schedule)
     assert prove(schedule).verdict == verdict
