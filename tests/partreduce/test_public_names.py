@@ -1,4 +1,4 @@
-"""The public API: complete, lazy, typed, documented, and strict about the types of its arguments."""
+"""The public API: complete, lazy, typed, documented, and strict about argument types."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from partreduce.topo.argument_types import check_arguments
 ROOT = Path(partreduce.__file__).parent.parent
 PACKAGES = ("topo", "schedulers", "verify", "runtime")
 ROOMS = ("errors", "files", "strategies", "types")
-"""Public modules, for what few scripts name."""
+"""Public modules of names that few scripts need."""
 
 
 def public(room):
-    """The public names of a module, by name."""
+    """Return the public names of a module with their values."""
     return {name: value for name, value in vars(getattr(partreduce, room)).items() if not name.startswith("_")}
 
 
@@ -117,11 +117,11 @@ def test_strategy_values_and_their_parts_are_public():
 RESULTS = {
     "Claim", "Metric", "ScheduleMetrics", "CandidateSchedule", "Pilot", "Plan", "Prediction", "Proof", "Timeline",
 }  # fmt: skip
-"""Public values that no user makes by hand."""
+"""Public values that users do not construct."""
 
 
 def test_parts_of_public_values_are_public():
-    """Text stands for an enumeration where an annotation says `| str`."""
+    """Annotations with `| str` also accept text for an enumeration."""
     bodies = [ast.parse(path.read_text(encoding="utf-8")).body for path in (ROOT / "topo").rglob("*.py")]
     classes = {node.name for body in bodies for node in body if isinstance(node, ast.ClassDef)}
     aliases = {node.targets[0].id for body in bodies for node in body
@@ -149,7 +149,7 @@ def test_job_is_planned_with_public_names():
     planned = partreduce.design(job)
     assert isinstance(planned, partreduce.types.Plan)
     assert planned.proof.verdict == "proved"
-    assert planned.reasons[0].startswith("it communicates "), "the general reasons, too"
+    assert planned.reasons[0].startswith("it communicates "), "general reasons are included"
     assert all(
         len(group.members) == 2
         for t in range(planned.recommendation.period)
@@ -182,7 +182,7 @@ def test_import_and_help_load_no_heavy_libraries(statement, heavy):
 
 
 def test_user_modules_named_like_our_packages_are_not_imported(tmp_path):
-    for index, name in enumerate(PACKAGES):  # any of them that were imported would end the script
+    for index, name in enumerate(PACKAGES):  # importing any of them would end the script
         file = tmp_path / (f"{name}.py" if index % 2 else f"{name}/__init__.py")
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"raise SystemExit('{file} of the user was imported')")
@@ -212,11 +212,11 @@ def test_design_builds_from_a_shorthand():
     check_error(partreduce.errors.InputError, "did you mean", partreduce.design, "2x4", build="node-then-al")
 
 
-# Docstrings of the public API have every parameter under `Args:`, and what comes back under `Returns:`
+# Public docstrings list every parameter under `Args:`, and the result under `Returns:`
 
 
 def public_callables():
-    """(name, value) of functions and of classes that users make values of."""
+    """Yield (name, value) of functions and of classes that users construct."""
     for module in [partreduce, *(getattr(partreduce, room) for room in ROOMS)]:
         for name in getattr(module, "__all__", None) or vars(module):
             found = getattr(module, name)
@@ -230,7 +230,7 @@ def public_callables():
 
 
 def public_functions():
-    """(name, function): the same without values, and the methods of the optimizer."""
+    """Yield (name, function) of these without dataclasses, and of the optimizer's methods."""
     for name, found in public_callables():
         if inspect.ismodule(found):
             yield name, type(found).__call__  # partreduce.verify
@@ -242,7 +242,7 @@ def public_functions():
 
 
 def section(text, title):
-    """The lines below `title:` of a docstring, indented ones only."""
+    """Return the indented lines below `title:` of a docstring."""
     found = re.search(rf"^{title}:\n((?:    .*\n|\n)+)", text + "\n", re.MULTILINE)
     return found[1] if found else ""
 
@@ -277,7 +277,7 @@ def test_adapters_of_optional_libraries_document_their_arguments(file):
     assert [argument.arg for argument in arguments if argument.arg not in explained] == []
 
 
-# Public functions refuse arguments of a wrong type in one line that names the argument in the caller's words
+# A wrong argument type raises one line that names the argument
 
 
 HARDWARE = partreduce.Hardware(nic=partreduce.Link(1e-5, 1e-9), inside=partreduce.Link(1e-6, 1e-10), model_bytes=10**6)
@@ -291,12 +291,12 @@ VALID = {
     "path": "x.json", "schedule": partreduce.design("2x2", build="allreduce"), "tensors": torch.ones(2),
     "build": "allreduce", "workers_per_node": 2,
 }  # fmt: skip
-"""Arguments that are required, by name; None stands for others, which an error of ours has to name just as well."""
+"""Valid values by name of required arguments; None stands for any other, which must raise an error of ours too."""
 WRONG = ["4x4", 3, None, [], object()]
 
 
 def error_of(function, arguments):
-    """What an error of ours says; any other error ends the test."""
+    """Return the message of a PartreduceError, or ""."""
     try:
         function(**arguments)
     except PartreduceError as error:
@@ -317,7 +317,7 @@ def test_wrong_type_raises_one_line_or_is_accepted(function, tmp_path, monkeypat
                 continue  # which plans
             said = error_of(function, {name: VALID.get(name) for name in required} | {wrong.name: value})
             assert "\n" not in said
-            assert "--" not in re.sub("`partreduce [^`]*`", "", said), "an option, to a caller in Python"
+            assert "--" not in re.sub("`partreduce [^`]*`", "", said), "Python errors name no command-line options"
 
 
 @pytest.mark.parametrize(("call", "said"), [
@@ -352,7 +352,7 @@ def test_command_line_errors_name_options_and_python_errors_arguments(tmp_path, 
     check_error(InputError, "give format=, one of", partreduce.import_schedule, path)
     assert "--time-limit: is 0.0 s" in ran(capsys, ["design", "2x2", "--time-limit", "0s"], 2).err
     assert in_options("pilot: plan with data=shuffled") == "pilot: plan with --data shuffled"
-    assert in_options("x.json: model_bytes: is 3") == "x.json: model_bytes: is 3", "a member of a file is no option"
+    assert in_options("x.json: model_bytes: is 3") == "x.json: model_bytes: is 3", "a key of a file is no option"
 
 
 def test_unknown_and_missing_arguments_raise_type_error():

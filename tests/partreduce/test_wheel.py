@@ -1,4 +1,4 @@
-"""The wheel: no other package or folder can break an installed partreduce, nor partreduce break theirs."""
+"""The wheel: partreduce and other packages or folders of equal names coexist."""
 
 import contextlib
 import hashlib
@@ -44,7 +44,7 @@ for number, arguments in enumerate(json.loads(sys.argv[1])):
         os._exit(code)
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
-"""Each command in its own process, forked from one that has imported them."""
+"""Run each command in its own process, forked from one that has imported them."""
 
 BLOCK = """
 import sys
@@ -76,7 +76,7 @@ def wheel(tmp_path_factory):
 
 
 class Environment:
-    """A virtual environment without anything in it but what a test installs; the libraries come from this one."""
+    """An empty virtual environment, which borrows libraries from this one."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -92,19 +92,19 @@ class Environment:
         self.pip("install", "--no-index", "--no-deps", "--no-compile", *wheels)
 
     def lend_libraries(self):
-        """numpy and the others from here, after the environment's own packages. A .pth file in them is not followed."""
+        """Add this environment's libraries after its own packages; their .pth files are not processed."""
         (self.site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     @contextlib.contextmanager
     def without(self, *modules):
-        """Libraries that are lent look as if they were not installed."""
+        """Hide these borrowed libraries."""
         (self.site / "blocked.py").write_text(BLOCK.format(modules=set(modules)))
         (self.site / "blocked.pth").write_text("import blocked\n")
         yield self
         (self.site / "blocked.pth").unlink()
 
     def run(self, code, cwd):
-        """The three lines that `PROVE` prints, from a script in a folder."""
+        """Run a script in a folder and return its lines."""
         script = cwd / "train.py"
         script.write_text(code)
         return self._output(script, cwd=cwd).splitlines()
@@ -113,7 +113,7 @@ class Environment:
         return self._output("-m", "partreduce", *arguments, cwd=cwd)
 
     def each(self, commands, cwd):
-        """What each of some commands says, and its exit code."""
+        """Return the output and exit code of each command."""
         codes = self._output("-c", EACH, json.dumps(commands), cwd=cwd).split()
         return [((cwd / f"said-{number}").read_text(), int(code)) for number, code in enumerate(codes)]
 
@@ -130,7 +130,7 @@ def clean_environment():
 
 
 def foreign_wheel(folder, name):
-    """A package of PyPI's kind: the name of one of our folders, with a module of the name of one of our modules."""
+    """Build a wheel of another package whose name and module are those of one of our packages."""
     info = f"{name}-1.0.dist-info"
     files = {
         f"{name}/__init__.py": f"NAME = 'the other {name}'\n",
@@ -147,7 +147,7 @@ def foreign_wheel(folder, name):
 
 
 def damaged_files(site):
-    """The installed files of partreduce whose content is no longer that of the wheel."""
+    """Return the installed files of partreduce that differ from the wheel."""
     distribution = importlib.metadata.PathDistribution(next(site.glob("partreduce-*.dist-info")))
     damaged = []
     for file in distribution.files:
@@ -174,7 +174,7 @@ def test_wheel_contains_one_package(wheel):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """The source distribution, unpacked."""
+    """The unpacked source distribution."""
     folder = tmp_path_factory.mktemp("source")
     packed = next(SdistBuilder(str(ROOT)).build(directory=str(folder)))
     with tarfile.open(packed) as archive:
@@ -184,7 +184,7 @@ def source(tmp_path_factory):
 
 
 def test_sdist_contains_no_file_twice(source):
-    """The links at the top of the repository would lead to all sources a second time."""
+    """The symbolic links at the top of the repository would include all sources twice."""
     assert not [name for name in PACKAGES if (source / name).exists()]
     inside = {path.relative_to(source) for path in (source / "partreduce").rglob("*.py")}
     assert inside == {path.relative_to(ROOT) for path in (ROOT / "partreduce").rglob("*.py")}
@@ -224,7 +224,7 @@ def test_packages_of_equal_names_and_partreduce_coexist(wheel, tmp_path):
     empty.mkdir()
     assert place.run(theirs + PROVE, empty) == expected
 
-    # A user's own modules and packages of these names, in the folder of the script and of `python -m partreduce`.
+    # Modules and packages of the user with these names, in the folder of the script and of `python -m partreduce`.
     users = tmp_path / "users"
     users.mkdir()
     for index, name in enumerate(PACKAGES):
@@ -244,7 +244,7 @@ def test_packages_of_equal_names_and_partreduce_coexist(wheel, tmp_path):
 
 @pytest.fixture(scope="module")
 def full_install(wheel, tmp_path_factory):
-    """The wheel with all libraries, once: every environment would compile all sources again."""
+    """The wheel with all libraries, installed once, because every environment would compile all sources again."""
     place = Environment(tmp_path_factory.mktemp("installed") / "environment")
     place.install(wheel)
     place.lend_libraries()
@@ -253,7 +253,7 @@ def full_install(wheel, tmp_path_factory):
 
 @pytest.fixture
 def base_install(full_install):
-    """The wheel with its base libraries and none of the extras."""
+    """The wheel without any extra."""
     with full_install.without(*EXTRAS):
         yield full_install
 

@@ -1,4 +1,4 @@
-"""Calls of users, which mypy accepts or refuses in `make check`: an ignored error that is none is one, too."""
+"""User calls that mypy accepts or rejects in `make check`; an unused `type: ignore` fails too."""
 
 import partreduce
 import partreduce.verify.checker

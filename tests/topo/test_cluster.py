@@ -1,4 +1,4 @@
-"""Clusters and quantities: shapes, the shorthand, units, SLURM's switches, presets, and what is refused."""
+"""Clusters and quantities: shapes, the shorthand, units, SLURM's switches, presets, and errors."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_shape_ignores_hardware():
     assert np.array_equal(equipped.node_of(), [0, 0, 1, 1])
 
 
-# Quantities with units: exact, case-sensitive, refused clearly
+# Quantities with units are exact and case-sensitive
 
 
 @pytest.mark.parametrize(("parse", "text", "value"), [
@@ -169,7 +169,7 @@ def test_suggested_units_parse(parse, unit):
             assert not word.startswith("8") or parse(word)
 
 
-# SLURM's topology.conf as switches, its host lists, and the presets of machines
+# SLURM's topology.conf and host lists, and hardware presets
 
 
 TWO_RACKS = """

@@ -1,4 +1,4 @@
-"""The line that says what a schedule does: short, for every kind, with every setting that changes an average."""
+"""The one-line description of a schedule: short, for every kind, with every setting that changes an average."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -143,7 +143,7 @@ def test_description_uses_the_terms_of_the_field(line, place, strategy):
 
 
 def variants():
-    """By kind, schedules each of which differs in one setting from the first."""
+    """Yield the variants of each kind, which differ in one setting from the first."""
     static = registry.build("node-then-all", PLACE).strategy
     pairs = Phase.from_groups(16, [(w, w + 1) for w in range(0, 16, 2)])
     yield [

@@ -1,4 +1,4 @@
-"""Phases and rules: one meaning however they are built, and the mixing matrices that they are."""
+"""Phases and rules: all constructors agree, and their mixing matrices."""
 
 from fractions import Fraction
 from itertools import chain, combinations, product
@@ -30,14 +30,14 @@ relaxes = st.one_of(st.just(Fraction(1)), st.fractions(-2, 3, max_denominator=12
 
 @st.composite
 def partitions(draw):
-    """(labels, relaxation per label): every partition with skips of up to 12 workers."""
+    """(labels, relaxation per label) of partitions with idle workers, up to 12 workers."""
     labels = draw(st.lists(st.integers(-2, 5), min_size=2, max_size=12))
     relaxed = [label for label in sorted(set(labels)) if label >= 0 and not draw(st.booleans())]
     return labels, {label: draw(relaxes) for label in relaxed}
 
 
 def dense(step):
-    """W of a phase or a round, by its definition."""
+    """Return W of a phase or a round by its definition."""
     strategy = (
         NeighborAveraging(rounds=(step,)) if isinstance(step, Round) else StaticGroups(phases=GroupPhases((step,)))
     )
@@ -46,7 +46,7 @@ def dense(step):
 
 
 def groups_of(labels, relaxation):
-    """The plain meaning of labels: equal ones average together, negative and single ones skip."""
+    """Return groups of equal labels; negative and single labels are idle."""
     members = {}
     for worker, label in enumerate(labels):
         if label >= 0:
@@ -135,7 +135,7 @@ def test_groups_have_a_readable_string():
     assert str(Group((0, 4), Fraction(4, 3))) == "{0,4} relaxation 4/3"
 
 
-# Rules: digits, and the agreement of the two ways to read a rule phase (a worker's group, all groups)
+# Rules: digits, and the group of a worker against the expansion of the phase
 
 
 RADICES = [(), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (4, 2), (3, 3)]
@@ -146,7 +146,7 @@ def subsets(items):
 
 
 def partial_partitions(items):
-    """Every way to put some of the items into disjoint, non-empty sets."""
+    """Yield every choice of disjoint, non-empty sets of items."""
     if not items:
         yield []
         return
@@ -158,7 +158,7 @@ def partial_partitions(items):
 
 
 def rule_phases(size, digits):
-    """Every rule phase over `size` local ranks and `digits` digits."""
+    """Yield every rule phase over `size` local ranks and `digits` digits."""
     for parts in partial_partitions(tuple(range(size))):
         for across in product(list(subsets(range(digits))), repeat=len(parts)):
             yield tuple(Block(local, digits_of) for local, digits_of in zip(parts, across, strict=True))
@@ -190,7 +190,7 @@ def test_nodes_of_a_group_agree_on_the_other_digits(radices):
     ids=str,
 )
 def test_group_of_a_worker_is_in_the_expansion(size, radices):
-    """Exhaustive: every rule phase of every small cluster."""
+    """Exhaustive over every rule phase of every small cluster."""
     cluster = Cluster.regular(prod(radices), size)
     for phase in rule_phases(size, len(radices)):
         groups = {group.members: group for group in RuleView(radices, (phase,), cluster.workers_per_node).expand(0)}
@@ -237,7 +237,7 @@ def test_blocks_have_a_readable_string():
     assert str(Block((1,), (0, 2), Fraction(4, 3))) == "LW{1} across digits {0,2} relaxation 4/3"
 
 
-# Mixing matrices in all their forms say the same, and rows and columns sum to 1
+# All forms of mixing matrices agree, and rows and columns sum to 1
 
 
 FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]

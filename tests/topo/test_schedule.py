@@ -1,4 +1,4 @@
-"""Schedules: what they answer about a worker and a round agrees with their phases, also after failures."""
+"""Schedules: queries by worker and round agree with the phases, also after failures."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -176,10 +176,10 @@ def test_strings_stand_for_choices_and_unknown_ones_are_named():
 @pytest.mark.parametrize(
     ("phases", "rounds"),
     [
-        ([[[0, 1], [2, 3]], [[1, 2]], [[0, 1, 2, 3]]], 2),  # by way of others
+        ([[[0, 1], [2, 3]], [[1, 2]], [[0, 1, 2, 3]]], 2),  # indirectly
         ([[[0, 1], [2, 3]], [[0, 1]], [[0, 1, 2, 3]]], 3),
         ([[[0, 1, 2, 3]], [[0, 1]]], 1),
-        ([[[0, 1], [2, 3]], [[0, 1]]], 2),  # never: a period
+        ([[[0, 1], [2, 3]], [[0, 1]]], 2),  # never, so one period
         ([[], [[0, 1, 2, 3]]], 2),
     ],
 )
@@ -197,7 +197,7 @@ def test_fewer_steps_per_round_are_spread_evenly():
     assert Schedule("x", Cluster.regular(1, 4), AllReduce(steps_per_round=3)).stepping_at(1).all()
 
 
-# What survivors run: by the rule of the schedule's failure plan, or All-Reduce over all who are left
+# Schedules of survivors: by the rule of the failure plan, or All-Reduce over all survivors
 
 
 PAIRS_OF_5 = StaticGroups(
@@ -227,7 +227,7 @@ def test_allreduce_keeps_its_sync_after_a_failure(strategy):
 
 
 def test_survivors_average_unequal_models_even_at_steps_per_round_1():
-    """All-Reduce at steps_per_round 1 averages gradients, which would leave the models apart for ever."""
+    """All-Reduce at steps_per_round 1 averages gradients and would leave the models unequal."""
     found = after_failure(Schedule("all", Cluster.regular(2, 2), AllReduce(steps_per_round=(1, 1, 1, 5))), {3})
     assert found.group_of(0, 0) == Group((0, 1, 2))
     assert not found.strategy.averages_gradients
@@ -247,7 +247,7 @@ def test_unsupported_failures_are_rejected(strategy, failed, said):
 
 
 def _groups_by_old_rank(found, schedule, failed):
-    """The groups of each phase, by the workers' ranks in the first schedule."""
+    """Return the groups of each phase by the workers' ranks in the first schedule."""
     left = [worker for worker in range(schedule.num_workers) if worker not in failed]
     return [
         {frozenset(left[member] for member in group.members) for group in phase}
@@ -279,13 +279,13 @@ def test_keep_groups_removes_only_the_failed_workers(strategy):
 
 
 def test_failure_plan_covers_k_workers_or_one_node():
-    """Nodes are uneven, and their workers not in order; a node with more workers than the plan says is covered."""
+    """Uneven nodes with ranks out of order; a whole node is covered even if it exceeds the plan's count."""
     plan, cluster = FailurePlan(SurvivorRule.KEEP_GROUPS, 1), Cluster.irregular([[5, 1, 3], [0], [4, 2]])
     covered = {failed for k in range(7) for failed in combinations(range(6), k) if plan.covers(cluster, failed)}
     assert covered == {(0,), (1,), (2,), (3,), (4,), (5,), (1, 3, 5), (2, 4)}
     assert plan.most_failures(cluster) == 3
     pair = Cluster.irregular([[0], [2, 1]])
-    assert not plan.covers(pair, (1, 2)), "1 worker is left"
+    assert not plan.covers(pair, (1, 2)), "only 1 worker remains"
     assert plan.most_failures(pair) == 1
 
 
@@ -295,7 +295,7 @@ def test_reapply_rule_uses_the_remaining_nodes():
         smaller = RulePhases((3,), RULE_OF_4.phases.phases)
         failed = {2 * node, 2 * node + 1}
         assert after_failure(schedule, failed) == Schedule("it", Cluster.regular(3, 2), StaticGroups(phases=smaller))
-    for failed in ((3,), (0, 6)):  # no node failed as a whole: the groups stay
+    for failed in ((3,), (0, 6)):  # no whole node failed, so the groups are kept
         assert _groups_by_old_rank(after_failure(schedule, failed), schedule, failed) == _groups_without(
             schedule, failed
         )
@@ -312,7 +312,7 @@ def test_radices_for_fewer_nodes_stay_close(radices, nodes, fitted):
     assert found.node_radices == fitted
     found.check(Cluster.regular(nodes, 2))
     kept = [digit for phase in found.phases for block in phase for digit in block.across]
-    assert kept == list(range(len(fitted))), "each digit that is left keeps its phase"
+    assert kept == list(range(len(fitted))), "each remaining digit keeps its phase"
 
 
 def test_schedule_of_remaining_nodes_is_independent_of_which_failed():

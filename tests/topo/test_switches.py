@@ -1,4 +1,4 @@
-"""Switches above the nodes: how they nest, what their uplinks cost, and what they must never change."""
+"""Switches above the nodes: nesting, uplink costs, and invariants."""
 
 from dataclasses import replace
 
@@ -41,13 +41,11 @@ def test_group_across_a_switch_loads_its_uplink():
 
 
 def test_groups_across_one_uplink_add_up():
-    """Four NICs of 1 byte/s stand below two uplinks of 0.5: two pairs on different nodes share each uplink."""
+    """Four NICs of 1 byte/s are below two uplinks of 0.5: two pairs on different nodes share each uplink."""
     assert seconds((0, 4), (2, 6)) == [4.0, 4.0]
     assert seconds((0, 4), (1, 5), (2, 6), (3, 7)) == [8.0] * 4
     wide = replace(HARDWARE, switches=tuple(Switch(s.nodes, Link.of_bandwidth(2.0)) for s in RACKS))
-    assert seconds((0, 4), (2, 6), hardware=wide) == [1.0, 1.0], (
-        "an uplink as wide as its NICs together changes nothing"
-    )
+    assert seconds((0, 4), (2, 6), hardware=wide) == [1.0, 1.0], "an uplink as wide as its NICs together costs nothing"
 
 
 def test_nested_switches_load_only_the_path():
@@ -142,7 +140,7 @@ def test_root_switch_and_free_uplinks_change_nothing(case, algorithm):
 @settings(max_examples=25)
 @given(switches_over(5), st.data(), st.sampled_from(list(AllReduceAlgorithm)))
 def test_groups_inside_a_rack_do_not_load_its_uplink(switches, data, algorithm):
-    """Every group of a phase lies below one lowest switch: neither bytes nor latency of any uplink above count."""
+    """Every group lies below one lowest switch, so neither bytes nor latency of an uplink above count."""
     cluster = Cluster.regular(5, 2)
     rows = switches_above(switches, 5)
     lowest = {node: [tuple(rows[:, node]), node] for node in range(5)}

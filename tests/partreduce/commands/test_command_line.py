@@ -1,4 +1,4 @@
-"""The command line: JSON for machines, exit codes, one line for every mistake, instant help."""
+"""The command line: JSON output, exit codes, one line for every error, fast help."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def conflict(tmp_path):
 
 
 def answer(capsys, *arguments, code=0):
-    """Run a command that prints JSON and nothing else."""
+    """Run a command that prints only JSON."""
     capsys.readouterr()
     captured = ran(capsys, [str(a) for a in arguments], code)
     assert captured.err == ""
@@ -53,7 +53,7 @@ def answer(capsys, *arguments, code=0):
 
 
 def refusal(capsys, *arguments, code):
-    """Run a command that must fail with one line on standard error and nothing on standard output."""
+    """Run a command that must fail with one line on standard error and no standard output."""
     capsys.readouterr()
     captured = ran(capsys, [str(a) for a in arguments], code)
     assert captured.out == ""
@@ -103,7 +103,7 @@ def test_verify_proves_a_designed_schedule(capsys, figure_10, tmp_path):
     assert metrics["contraction"] == pytest.approx(3**0.5 / 2)
     assert metrics["consensus_distance"] == pytest.approx(8 / 7)
     assert set(metrics["drift"]) == {"worker", "node"}
-    assert metrics["hop_gap"] is None, "groups are no graph"
+    assert metrics["hop_gap"] is None, "groups have no hop gap"
     checker = [sys.executable, "-I", str(ROOT / "verify" / "checker"), str(certificate), str(figure_10)]
     assert subprocess.run(checker, capture_output=True, check=False).returncode == 0
 
@@ -237,7 +237,7 @@ def test_wide_pipeline_is_proved_and_its_delay_costs_are_shown(capsys, tmp_path)
 
 
 def test_pipelines_and_codecs_are_timed_and_described(capsys, tmp_path):
-    """4 nodes, 1 MB over 1 MB/s and no codec seconds: a sum takes 1.5 s in float32 and 1.5 · 65/256 s in int8."""
+    """4 nodes, 1 MB over 1 MB/s, a free codec: an all-reduce takes 1.5 s in float32 and 1.5 · 65/256 s in int8."""
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text("num_nodes: 4\nworkers_per_node: 1\nhardware: {nic: {bandwidth: 1MB/s}, codec: {int8: {}}}\n")
     paths = []
@@ -265,7 +265,7 @@ def test_pipelines_and_codecs_are_timed_and_described(capsys, tmp_path):
     spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     for track in {event["tid"] for event in spans}:
         mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == track)
-        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(mine)), "spans of a track do not cross"
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(mine)), "spans of a track do not overlap"
     assert f"{late}, int8" in ran(capsys, ["show", str(paths[2])]).out
 
 
@@ -319,7 +319,7 @@ def test_design_lists_its_assumptions_in_one_line(capsys, tmp_path):
     assert answer(capsys, "design", place, "--effort", "0.11", "--json")["assumed"] == assumed
     options = ["--set", "compute=1ms", "--set", "inside=10GB/s", "--optimizer", "sgd"]
     assert main(["design", str(place), "--effort", "0.11", *options]) == 0
-    assert "assumed " not in capsys.readouterr().out, "everything is stated"
+    assert "assumed " not in capsys.readouterr().out, "no value is assumed"
 
 
 def test_links_without_a_rate_are_free_and_listed_as_assumed():
@@ -573,10 +573,10 @@ def test_simulate_runs_the_protocol_of_kinds_without_phases(capsys, tmp_path, ki
     options = ["--set", "compute=50ms", "--set", "slow=3:5x", "--model-bytes", "552MB", "--rounds", "20"]
     document = answer(capsys, "simulate", path, "--json", *options)
     assert 0.05 < document["seconds_per_step"] < 1.0
-    assert "steady_seconds_per_step" not in document, "there is no exact one"
+    assert "steady_seconds_per_step" not in document, "this kind has no exact step time"
     assert document["workers"][3]["computing_seconds"] == pytest.approx(5.0)
     shares = [document[f"share_{word}"] for word in ("computing", "communicating", "waiting")]
-    assert sum(shares) >= 1.0 - 1e-9, "under overlap communication hides behind computing"
+    assert sum(shares) >= 1.0 - 1e-9, "communication overlaps with compute"
     assert main([str(a) for a in ("simulate", path, *options, "-o", tmp_path / "timeline.png")]) == 0
     assert "the mean over the steps of all" in capsys.readouterr().out
 
@@ -588,7 +588,6 @@ def test_timeline_too_large_for_memory_is_rejected(capsys, tmp_path):
 
 
 def test_help_paragraphs_contain_no_line_breaks():
-    """They ended lines in mid-sentence, whatever the width of the terminal."""
     verbs = typer.main.get_command(build_app()).commands
     for name, verb in verbs.items():
         assert verb.help, name

@@ -1,4 +1,4 @@
-"""What a message of the command line tells the user to do is done, and then the command works."""
+"""Hints in error messages: the suggested command works."""
 
 import shlex
 import shutil
@@ -118,12 +118,12 @@ WAYS = [
     for way in TABLE.replace("|\n ", "| ").strip().splitlines()
     if not way.startswith("#")
 ]
-"""A wrong command, words of its message, and the commands that do what these words say."""
+"""A wrong command, a part of its message, and the commands that follow its hint."""
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The files, and schedules of the command itself."""
+    """The files and four schedules."""
     folder = tmp_path_factory.mktemp("files")
     for name, text in FILES.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -139,7 +139,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def folder(files, tmp_path, monkeypatch):
-    """A fresh folder with all of them, in which commands run."""
+    """A copy of these files as the working directory."""
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -165,7 +165,7 @@ def test_error_hint_fixes_the_command(folder, capfd, way):
 
 @pytest.mark.usefixtures("brief")
 def test_quorum_is_recommended_without_a_plain_alternative(capfd):
-    """Once an internal error: the alternative was weighed among what may be recommended, and was not there."""
+    """Regression: an internal error, because the best plain candidate was not among the allowed ones."""
     assert main(["design", "4x4", "--sync", "partial", "--effort", "0.3"]) == 0
     assert "is ready (eager-SGD majority)" in " ".join(capfd.readouterr().out.split())
 

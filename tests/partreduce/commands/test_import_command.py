@@ -1,4 +1,4 @@
-"""`partreduce import`: what was not taken as it stands is named, to people and in the JSON."""
+"""`partreduce import` prints its notes and includes them in the JSON."""
 
 import json
 

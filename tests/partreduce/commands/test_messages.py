@@ -1,4 +1,4 @@
-"""What a newcomer meets first: grouped help, a word while planning, and a way out of the usual mix-ups."""
+"""Messages of the command line: help panels, progress, misplaced files, hints, and the verdict."""
 
 import json
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(f
     ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number and a unit, such as"),
 ])  # fmt: skip
 def test_usage_error_comes_before_any_work(folder, capsys, arguments, code, said):
-    """Some were tracebacks, and an output without a folder was found out after minutes of measuring."""
+    """Regression: some were tracebacks, and a missing output folder was found only after minutes of measuring."""
     write_schedule("schedule.json", Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
     (folder / "train.py").write_text("")
     (folder / "empty").write_text("")
@@ -81,7 +81,7 @@ def test_narrow_output_starts_with_the_progress_and_keeps_key_columns(capsys):
     assert not any("Planning" in line for line in rest)
     (header,) = (line.split() for line in rest if line.startswith("schedule "))
     assert {"comm.", "steps", "time"} <= set(header)
-    assert any(line.startswith("Too narrow for: ") for line in rest), "at 80 columns others have to leave"
+    assert any(line.startswith("Too narrow for: ") for line in rest), "80 columns have no room for all"
 
 
 def test_unscored_candidates_are_counted_with_the_option_to_raise():
@@ -131,7 +131,7 @@ def test_unknown_selection_suggests_the_nearest_name(capsys):
 @pytest.mark.usefixtures("brief")
 def test_design_warns_about_a_worker_whose_updates_are_never_used(capsys):
     name = "exponential gap: skip 3, backup for neighbors of slow workers, serial"
-    said = " ".join(ran(capsys, [*SLOW, "--effort", "2.5", "--select", name]).out.split())  # time for 240 rounds
+    said = " ".join(ran(capsys, [*SLOW, "--effort", "2.5", "--select", name]).out.split())  # enough for 240 rounds
     assert (
         "worker 5 is never heard: this is training with 7 workers, which a cluster without it could do as well" in said
     )

@@ -1,4 +1,4 @@
-"""`partreduce run`: torchrun's environment, the schedule's shape, the script's own arguments and exit code."""
+"""`partreduce run`: environment variables, schedule shape, forwarded arguments and exit codes."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_run_uses_the_schedule_shape_and_forwards_arguments_and_exit_code(tmp_pa
     done = WARM.run("partreduce", "run", "--schedule", str(schedule), str(script), "--debug", "7")
     assert done.returncode == 7
     lines = done.stdout.splitlines()
-    assert "[3] 3 1 2 4 ['--debug', '7']" in lines, "--debug after the script is the script's"
+    assert "[3] 3 1 2 4 ['--debug', '7']" in lines, "options after the script belong to the script"
     assert f"[0] schedule {schedule}" in lines
 
 

@@ -1,4 +1,4 @@
-"""`partreduce simulate`: what it says of a gap and of a quorum, and the pictures."""
+"""`partreduce simulate` of iteration gaps and quorums: facts and pictures."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def test_iteration_gap_run_is_described_and_drawn(gap_file, tmp_path):
     picture = tmp_path / "gaps.svg"
     text = run(*options, "-o", picture)
     facts = json.loads(run(*options, "--json"))["gaps"]
-    assert facts["largest_over_edges"] == facts["proved_over_edges"] == 4, "a slow worker lets tokens run out"
+    assert facts["largest_over_edges"] == facts["proved_over_edges"] == 4, "the slow worker runs out of tokens"
     assert facts["largest_over_edges"] <= facts["largest_over_pairs"]
     assert 0 < facts["share_skipped"] < 1 / 8
     assert facts["longest_queue"] <= 5
@@ -39,12 +39,12 @@ def test_iteration_gap_run_is_described_and_drawn(gap_file, tmp_path):
 
 def test_simulated_bytes_match_the_edges_of_the_graph(gap_file):
     facts = json.loads(run(gap_file, "--model-bytes", "1MB", "--rounds", "20", "--json"))
-    edges_out = 2 + 4  # the ring's two, and each of 4 workers has its most distant one on the other node
+    edges_out = 2 + 4  # two edges of the ring, and the most distant neighbor of each of 4 workers is on the other node
     assert facts["nic_bytes_per_step"] <= edges_out * 1e6
     assert facts["nic_bytes_per_step"] == pytest.approx(edges_out * 1e6, rel=0.1)
 
 
-# `partreduce simulate` of a schedule under a quorum: what it says of the rounds, and the picture
+# Quorums
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_quorum_run_is_described_and_drawn(quorum_file, tmp_path):
     facts = json.loads(run(*options, "--json"))["quorum"]
     assert facts["needed"] == 4
     assert 4 <= facts["mean_active"] < 5
-    assert facts["gradients_per_second"] == pytest.approx(7.2, rel=0.1), "of seven 1 each, of the slow one 1/5"
+    assert facts["gradients_per_second"] == pytest.approx(7.2, rel=0.1), "seven workers bring 1 each, the slow one 1/5"
     assert facts["least_share"] == pytest.approx(8 / 36, rel=0.25), "1/5 of 7.2/8"
     assert facts["largest_age"] <= facts["proved_age"] == 8
     assert sum(facts["shares_of_ages"]) == pytest.approx(1)

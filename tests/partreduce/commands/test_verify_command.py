@@ -1,4 +1,4 @@
-"""`partreduce verify`: user functions, certificates of files, and what it says where consensus is not guaranteed."""
+"""`partreduce verify`: user functions, certificates in files, and schedules without guaranteed consensus."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def test_export_rewrites_a_file_in_the_canonical_form(tmp_path):
     by_hand, again, certificate = (tmp_path / f"{name}.json" for name in ("by_hand", "again", "certificate"))
     by_hand.write_text(json.dumps(document(strategy)))
     assert main(["verify", str(by_hand), "--certificate", str(certificate), "--export", str(again)]) == 0
-    assert load_schedule(again) != load_schedule(by_hand), "it carries its certificate"
+    assert load_schedule(again) != load_schedule(by_hand), "the new file contains a certificate"
     assert schedule_sha256(load_schedule(again)) == schedule_sha256(load_schedule(by_hand))
     folder = Path(checker.__file__).parent
     for file, status in ((by_hand, 65), (again, 0)):
@@ -93,7 +93,7 @@ def test_verify_rejects_a_file_with_an_invalid_certificate(tmp_path, capsys):
     write_schedule(bad, pair.with_certificate(prove(ring).certificate))
     assert ran(capsys, ["verify", str(good)]).err == ""
     out, err = ran(capsys, ["verify", str(bad)], 1)
-    assert out.startswith("PROVED: "), "of the schedule itself"
+    assert out.startswith("PROVED: "), "the schedule itself is proved"
     assert "the certificate is of another schedule; take the member" in err
 
 
@@ -116,7 +116,7 @@ def test_plain_words_claim_no_contraction_without_consensus():
     )
 
 
-# What `verify`, `design` and `partreduce.verify` say where consensus is not guaranteed, and how the commands end
+# Output and exit codes of `verify`, `design` and `partreduce.verify` without guaranteed consensus
 
 
 PARTED = " never average with "
@@ -155,7 +155,7 @@ def test_first_line_names_the_sets_that_can_part(made, first, tmp_path, capsys):
     for members in proof.can_part:
         assert "{" + ",".join(map(str, members)) + "}" in said[0]
     assert main(["verify", str(path), "--allow-no-consensus"]) == 0
-    assert capsys.readouterr().out.splitlines() == said, "the same lines"
+    assert capsys.readouterr().out.splitlines() == said, "the same output"
 
 
 @pytest.mark.parametrize(("made", "sets"), [(groups, [[0, 1]]), (graph, [[0, 1], [2, 3]])])
@@ -179,11 +179,11 @@ def test_each_set_of_a_gap_needs_at_most_one_update_of_the_other():
     for members in (one, other):
         for worker in members:
             outside = [s for s, t, _ in schedule.strategy.graphs[0].edges() if t == worker and s not in members]
-            assert len(outside) <= 1, "its one backup worker"
+            assert len(outside) <= 1, "one backup worker"
 
 
 def test_refuted_property_that_is_not_needed_is_still_listed(tmp_path, capsys):
-    """Under staleness the mean is not preserved, and all agree."""
+    """Staleness does not preserve the mean, but the workers reach consensus."""
     path = tmp_path / "s.json"
     write_schedule(path, with_gap(staleness=5, weights=EdgeWeighting.ITERATION))
     said = " ".join(ran(capsys, ["verify", str(path)]).out.split())
@@ -194,7 +194,7 @@ def test_refuted_property_that_is_not_needed_is_still_listed(tmp_path, capsys):
 
 
 def test_allow_no_consensus_allows_no_other_refutation(tmp_path, capsys):
-    """A mean that moves is refuted whatever is allowed."""
+    """Allowing no consensus does not allow a mean that moves."""
     path = tmp_path / "s.json"
     half = Fraction(3, 4)
     edges = [(0, 1, half), (1, 0, Fraction(1, 4)), (2, 3, half), (3, 2, half)]

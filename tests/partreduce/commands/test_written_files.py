@@ -1,4 +1,4 @@
-"""Files are written by one helper, so that no reader finds half of one."""
+"""Files are written atomically, by one function."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ from partreduce.topo.document.writer import write_file
 ROOT = Path(partreduce.__file__).parent.parent
 PACKAGES = sorted(path for path in (ROOT / "partreduce").iterdir() if path.name != "runtime")
 PLACES = [*PACKAGES, ROOT / "partreduce" / "runtime" / "profile"]
-"""The rest of the run-time writes sockets, pipes, keys and logs in other ways."""
+"""The rest of the runtime writes sockets, pipes, keys and logs."""
 ALLOWED = {
     "partreduce/topo/document/writer.py": "the helper itself",
     "partreduce/__main__.py": "a fresh file for a traceback, and the null device",
@@ -26,7 +26,7 @@ ALLOWED = {
 
 
 def writes(path):
-    """Lines that open a file for writing by another way than the helper."""
+    """Yield the lines that open a file for writing without `write_file`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
@@ -94,7 +94,7 @@ def test_file_descriptors_are_written_directly():
     (["simulate", "in.json", "in.json", "-o", "link.png"], "--output"),
 ])  # fmt: skip
 def test_command_rejects_an_output_that_is_also_an_input(arguments, option, tmp_path, monkeypatch, capsys):
-    """A certificate took the place of its schedule, with exit code 0."""
+    """Regression: a certificate replaced its schedule, with exit code 0."""
     monkeypatch.chdir(tmp_path)
     partreduce.write_schedule("in.json", partreduce.design("2x2", build="allreduce"))
     Path("in.yaml").write_text("format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n")

@@ -1,4 +1,4 @@
-"""The demonstration: its task, its sentences, and a short run with real worker processes."""
+"""The demo: its task, its conclusions, and a short run with real worker processes."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from partreduce.report.traces import operations
 
 
 def result(name, seconds, loss, across=1e6):
-    """Of one turn, or of as many as `seconds` has lists."""
+    """Return the result of one repeat, or of one repeat per list in `seconds`."""
     count = len(loss)
     return Result(
         name, np.arange(1, count + 1) * 10, np.atleast_2d(seconds), np.array(loss), np.ones(count), across
@@ -69,7 +69,7 @@ def test_proofs_are_summarized_in_plain_words(tmp_path):
 
 
 def start_warm(command, *, stdout, **_):
-    """As Popen, without the seconds of importing torch."""
+    """Replace Popen by a process that has already imported torch."""
     assert command[:3] == [sys.executable, "-P", "-c"]
     begun = WARM.start("-c", *command[3:], streams=[0, stdout.fileno(), stdout.fileno()])
     begun.poll = lambda: begun.returncode
@@ -80,7 +80,7 @@ def start_warm(command, *, stdout, **_):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [2, 4])
 def test_short_demo(tmp_path, capsys, monkeypatch, workers):
-    """Of two workers on a node, whose processes start and end in half the time, and of four."""
+    """With 2 and 4 workers per node; the processes of 2 start and end in half the time."""
     folder, prepare_all, asked = tmp_path / "demo", stages.prepare, []
     if workers == 2:
         popen = {"Popen": start_warm, "STDOUT": None, "DEVNULL": None, "TimeoutExpired": TimeoutError}
@@ -97,7 +97,7 @@ def test_short_demo(tmp_path, capsys, monkeypatch, workers):
     assert set(runs) == {"All-Reduce", "Figure 10", "node-then-all"}
     assert {run["verdict"] for run in runs.values()} == {"proved"}
     assert asked == ["2x4"]
-    # 71,754 floats; two nodes; all-reduce crosses both in each of 12 steps with 2·(n-1)/n of the bytes.
+    # 71,754 floats, two nodes; all-reduce sends 2·(n-1)/n of the bytes across both in each of 12 steps.
     count = 2 * workers
     everything = 12 * 2 * 2 * (count - 1) / count * 4 * 71_754
     assert runs["All-Reduce"]["bytes_across_nodes"] == pytest.approx(everything, rel=0.01)
@@ -132,6 +132,6 @@ def test_repeats_rotate_the_schedules_and_reproduce_the_losses(tmp_path):
             ]
             for turn in (0, 1)
         ]
-        assert losses[0] == losses[1], "what holds of all turns holds of each"
+        assert losses[0] == losses[1], "repeats are deterministic"
         assert result.seconds.shape == (2, 1)
         assert not np.array_equal(result.seconds[0], result.seconds[1])

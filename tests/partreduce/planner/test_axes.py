@@ -1,4 +1,4 @@
-"""Algorithm, delay, codec and steps of a round with every candidate: the best of them, and when they do not pay."""
+"""Algorithm, delay, codec and steps per round: the best setting of each candidate, and settings that do not pay."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def test_best_setting_equals_exhaustive_measurement(name, hardware):
 
 THIN = Hardware(
     inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(5e6, 1e-4), model_bytes=2_192_296, compute=0.16
-)  # the lab at 40 Mbit/s
+)  # the test network at 40 Mbit/s
 FAST = with_links(50e9, 50e9, model_bytes=100_000_000, compute=0.05)
 
 
@@ -90,7 +90,7 @@ def test_restrictions_hold_for_every_candidate_except_baselines():
     asked = job(sync=Delay.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000))
     late = plan(replace(asked, effort=0.3))
     assert late.recommendation.late
-    assert "allreduce" in {option.name for option in late.baselines}, "what torch does, though it is not late"
+    assert "allreduce" in {option.name for option in late.baselines}, "PyTorch's default, although not delayed"
 
 
 def test_delayed_allreduce_hides_the_communication_of_the_default_job():
@@ -130,11 +130,11 @@ def test_batched_timings_equal_single_timings(hardware, name):
             assert timing.steps(delay) == pytest.approx([cycle.per_step for cycle in cycles], rel=1e-9)
 
 
-# Gradients that come late, and codecs: what the planner makes of them, and when it says that they do not pay
+# Delayed gradients and codecs: what is chosen, and how settings that do not pay are explained
 
 
 FEW = ("allreduce", "node-digits", "prague-figure-10", "ring")
-"""All-Reduce, rules, and a graph, whose averages no codec may round."""
+"""All-Reduce, rules, and a graph, whose averages cannot be coded."""
 
 
 def thin_job(hardware=THIN, **options):
@@ -242,7 +242,7 @@ def test_gain_of_a_codec_that_is_not_allowed_is_reported(on_fast_links):
     assert len(said) == 1
     factor = float(said[0].split("at least ")[1].split(" times")[0])
     best = min(option.time for option in competitors(thin_job(thinner, codec=None), names=allreduce))
-    assert 1.05 < factor <= chosen.time / best + 0.005, "what it says is there"
+    assert 1.05 < factor <= chosen.time / best + 0.005, "the reported gain is real"
     quick = thin_job(FAST)
     chosen = recommend(on_fast_links, quick)
     assert not any("--codec" in sentence for sentence in late_and_small(chosen, on_fast_links, quick))

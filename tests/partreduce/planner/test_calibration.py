@@ -1,4 +1,4 @@
-"""Calibration: known prices come back from noisy curves, the planner uses them, and a run-off decides."""
+"""Calibration: prices are recovered from noisy curves, the planner uses them, and runs of finalists correct them."""
 
 import json
 import math
@@ -37,7 +37,7 @@ POINTS = 21
 
 
 def loss_at(steps):
-    """A training's loss: slow at first, then fast, then slow."""
+    """Return the loss of a training that falls slowly, then fast, then slowly."""
     return 0.08 + 2.2 / (1 + (steps / 14) ** 2)
 
 
@@ -48,7 +48,7 @@ def curve(schedule, seed, steps_ratio, rng, noise):
 
 
 def simulate_pilot(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled", seeds=4, rng=0):
-    """A pilot of a job whose prices are known; every point of every curve is off by 3 %, every steps ratio by 1 %."""
+    """Return a pilot of known prices; every loss has 3 % noise, every steps ratio 1 %."""
     draw = np.random.default_rng(rng)
     factors = []
     for schedule in (reference(CLUSTER), *probes(CLUSTER, steps=60, data=data)):
@@ -67,7 +67,7 @@ def simulate_pilot(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled",
 def test_steps_ratio_of_a_stretched_curve(steps_ratio):
     rng, schedule = np.random.default_rng(1), reference(CLUSTER)
     base, other = (np.array(curve(schedule, 0, ratio, rng, 0.0).losses) for ratio in (1.0, steps_ratio))
-    for lowered in (0, 1):  # losses below 0 have no logarithm; a shift of both curves changes nothing else
+    for lowered in (0, 1):  # losses below 0 have no logarithm; a shift of both curves must not matter
         assert steps_ratio_between(other - lowered, base - lowered) == pytest.approx(steps_ratio, rel=0.02)
 
 
@@ -77,7 +77,7 @@ def test_steps_ratio_of_equal_curves_is_1():
 
 
 def test_intervals_have_their_stated_coverage():
-    """Forty pilots of one job: a 90 % interval misses 4 of them on average, and 8 or more once in 25 times."""
+    """Of 40 intervals with 90 % coverage 4 miss on average, and 8 or more once in 25 times."""
     a, late = 0.03, 0.08
     pilots = [simulate_pilot(a, late, rng=rng).prices for rng in range(40)]
     within = [
@@ -91,7 +91,7 @@ def test_intervals_have_their_stated_coverage():
 
 
 def test_interval_of_a_zero_price_starts_at_0():
-    """It is one-sided then: 19 of 20 intervals begin at 0."""
+    """The interval is one-sided: 19 of 20 start at 0."""
     pilots = [simulate_pilot(0.0, 0.0, rng=rng).prices for rng in range(10)]
     assert sum(p.consensus_distance.low == 0 for p in pilots) >= 8
     assert sum(p.late.low == 0 for p in pilots) >= 8
@@ -99,7 +99,7 @@ def test_interval_of_a_zero_price_starts_at_0():
 
 
 def test_price_of_averaging_is_separate_from_distance():
-    """As under Adam, whose second moments are of single workers' gradients then."""
+    """As under Adam, whose second moments are those of single workers' gradients."""
     pilot = simulate_pilot(0.02, 0.0, averaging=0.6)
     prices = pilot.prices
     assert prices.averaging.value == pytest.approx(0.6, abs=0.1)
@@ -110,7 +110,7 @@ def test_price_of_averaging_is_separate_from_distance():
 
 
 def test_delay_price_of_long_rounds_is_not_charged_to_short_ones():
-    """As under momentum: at one step a round it costs nothing."""
+    """As under momentum, where delay is free at one step per round."""
     pilot = simulate_pilot(0.02, 0.0, later=0.1)
     model = steps_model(pilot)
     for schedule in probes(CLUSTER, steps=60, data="shuffled"):
@@ -144,7 +144,7 @@ def test_drift_price_is_recovered_on_unequal_data():
 
 
 def diverging(hard):
-    """A pilot of a job whose loss stops being a number under some schedules, in the second of its two seeds."""
+    """Return a pilot in which some schedules diverge in the second of two seeds."""
     draw, curves = np.random.default_rng(3), []
     for seed in range(2):
         for schedule in [reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled")]:
@@ -163,7 +163,7 @@ def test_unstable_probe_excludes_its_class_only():
     planned = plan(job(pilot=late))
     assert not planned.recommendation.late
     assert all(math.isinf(option.time_at_worst) for option in planned.options if option.late)
-    assert math.isfinite(model.steps_ratio(1.0, 0.0, late=1.0)), "who asks for it gets it"
+    assert math.isfinite(model.steps_ratio(1.0, 0.0, late=1.0)), "delay can still be requested"
 
 
 def test_pilot_without_stable_delay_keeps_the_default_price():
@@ -181,7 +181,7 @@ def test_nothing_beyond_an_unstable_round_is_recommended():
 
 
 def test_unexplained_cost_shows_in_the_error():
-    """One probe costs half as much again as its metrics say: left out of the fit it is missed by a third."""
+    """One probe costs 50 % more than its metrics predict, so a fit without this probe misses by a third."""
     known = ((1.0, False), (2.0, False), (4.0, False), (1.0, True), (3.0, True))
     rows = [probe(d, late, 1 + 0.05 * d + 0.1 * late) for d, late in known]
     assert fit_prices(rows, data="shuffled").error < 1e-9
@@ -243,7 +243,7 @@ def test_pilot_model_uses_its_prices_and_the_larger_error():
     model = steps_model(PRICED)
     assert model.steps_ratio(1.0, 0.0) == 1.5
     assert model.steps_ratio(1.0, 0.0, late=1.0) == 3.5
-    # Half the intervals: 0.1 · 2 + 0.1 of a steps ratio of 4, which is more than the 7 % on what was left out.
+    # Half the intervals: 0.1 · 2 + 0.1 of a steps ratio of 4, which is more than the 7 % of the left-out probes.
     assert model.error("shuffled") == model.error("shuffled", late=True) == pytest.approx(0.3 / 4)
     assert model.extrapolates(2.1, 0.0)
     assert not model.extrapolates(2.0, 0.0)
@@ -264,7 +264,7 @@ def test_design_uses_and_reports_pilot_prices():
     for option in planned.options:
         spread = option.consensus_distance.value
         if spread is not None:
-            late = option.late_distance or float(option.delay is Delay.PIPELINE)  # a pilot's price of either
+            late = option.late_distance or float(option.delay is Delay.PIPELINE)  # a pilot has one price for both
             assert option.steps_ratio == pytest.approx(model.steps_ratio(spread, 0.0, late=late))
     document = planned.to_json()
     assert document["pilot"]["prices"]["consensus_distance"] == {"value": 0.5, "low": 0.4, "high": 0.6}
@@ -274,13 +274,13 @@ def test_design_uses_and_reports_pilot_prices():
 
 
 def test_free_parameter_delay_does_not_make_gradient_delay_free():
-    """A pilot ran no pipeline: on a perceptron under Adam averages came late for nothing and a pipeline took 2.9."""
+    """Pilots run no pipeline: for a perceptron under Adam delayed averages were free, and a pipeline took 2.9."""
     free = replace(PRICED, prices=replace(PRICED.prices, late=Price(0.0, 0.0, 0.0)))
     model = steps_model(free)
     assert model.steps_ratio(1.0, 0.0, late=1.0) == model.steps_ratio(1.0, 0.0)
     assert model.delay == FITTED.delay
     assert model.delay_more == FITTED.delay_more
-    assert steps_model(PRICED).delay == 2.0, "no less than the delay of parameters"
+    assert steps_model(PRICED).delay == 2.0, "at least the price of delayed parameters"
 
 
 def test_pilot_on_another_data_distribution_is_rejected():
@@ -290,7 +290,7 @@ def test_pilot_on_another_data_distribution_is_rejected():
 
 
 def test_reasons_report_the_cost_and_effect_of_the_pilot():
-    """Where consensus distance costs next to nothing, a pilot that says so makes rounds longer."""
+    """A pilot that finds consensus distance almost free lengthens the rounds."""
     free = replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.001), late=Price(0.0, 0.0, 0.001))
     probes = tuple(replace(probe, consensus_distance=50.0) for probe in PRICED.probes)
     asked = job(pilot=replace(PRICED, prices=free, probes=probes))
@@ -304,7 +304,7 @@ def test_reasons_report_the_cost_and_effect_of_the_pilot():
     assert other.consensus_distance.value < chosen.consensus_distance.value
 
 
-# The run-off: what a pilot would have recommended runs on the job, and what it took there decides
+# Finalists: the schedules that the pilot would recommend run on the job, and their measured steps decide
 
 
 SHAPE = Cluster.parse("2x4")
@@ -318,7 +318,7 @@ def by_distance(schedule):
 
 
 def train(schedules, steps_ratio):
-    """Runs of two seeds of a job that takes so many times All-Reduce's steps; where that is infinite it diverges."""
+    """Train two seeds at these steps ratios; an infinite ratio diverges."""
     found = []
     for schedule in schedules:
         for seed in range(2):
@@ -355,7 +355,7 @@ def test_accurate_prices_leave_the_recommendation_unchanged():
 
 
 def test_finalist_with_more_steps_than_predicted_is_not_recommended():
-    """Probes are as cheap as their distances say; whatever else averages parameters takes eight times the steps."""
+    """Probes cost what their distances predict; all others that average parameters take eight times the steps."""
 
     def steps_ratio(schedule):
         return by_distance(schedule) * (1 if trained_sha256(schedule) in KNOWN else 8)
@@ -397,12 +397,12 @@ def test_unequal_steps_become_a_finalist_with_a_slow_worker():
     job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot_of(train(COMPARED, by_distance)))
     planned = plan(job)
     found = finalists(planned.recommendation, planned.options, job)
-    assert not isinstance(planned.recommendation.steps_per_round, int), "else this shows nothing"
+    assert not isinstance(planned.recommendation.steps_per_round, int), "otherwise the test is void"
     assert planned.recommendation in found
 
 
 def test_omitted_steps_of_slow_workers_do_not_change_the_distance_price():
-    """A schedule in which half of the workers take a quarter of the steps takes the steps of its distance, and more."""
+    """Half of the workers take a quarter of the steps, so the run needs more steps than its distance predicts."""
     unequal = AllReduce(steps_per_round=(4, 4, 1, 1) * (SHAPE.num_workers // 4))
     slow = Schedule("slow", SHAPE, unequal)
     curves = train(COMPARED, by_distance)

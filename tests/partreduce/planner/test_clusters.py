@@ -1,4 +1,4 @@
-"""Clusters with racks from file to schedule, and clusters of any number of workers in the time and memory there is."""
+"""Clusters with racks from file to schedule, and clusters of any size within the limits on time and memory."""
 
 import json
 import re
@@ -81,11 +81,11 @@ def test_costs_on_the_page_match_the_model(examples):
 
 
 def test_slow_uplinks_yield_a_rack_aware_recommendation(examples):
-    """Among rules alone: what is recommended for racks communicates less there than that for the same nodes without."""
+    """Among rules, the recommendation for racks communicates less on them than the recommendation for flat nodes."""
     racked = examples[0]
     flat = replace(racked, hardware=replace(racked.hardware, switches=()))
     wanted = {"objective": Objective.COMMUNICATION, "data": Data.PER_WORKER, "max_consensus_distance": 0.3}
-    wanted["optimizer"] = Optimizer.MOMENTUM  # no step more for averaging parameters at all
+    wanted["optimizer"] = Optimizer.MOMENTUM  # under which averaging parameters costs no extra steps
     names = ("allreduce", "node-then-all", "node-digits", "hierarchy")
     asked = [job(cluster, **wanted) for cluster in (racked, flat)]
     aware, blind = (recommend(competitors(one, names=names), one) for one in asked)
@@ -120,12 +120,12 @@ def test_irregular_racks_use_explicit_groups():
     assert all(option.schedule.rule() is None for option in mine)
 
 
-# `design` keeps its time limit and little memory at any number of workers, and names what it leaves out
+# `design` keeps its time limit and needs little memory at any number of workers
 
 
 HARDWARE = with_links(1e10, 5e9, model_bytes=100_000_000, compute=0.05)
 LIMIT, WHOLE = 0.5, 20
-"""Seconds: the time limit of a run, and what it may take with importing, proving and printing, with much to spare."""
+"""Seconds: the time limit, and a generous bound with importing, proving and printing."""
 MEMORY = 3 << 30
 
 RUN = """
@@ -156,12 +156,12 @@ def test_time_limit_and_memory_hold_at_any_size(cluster):
 def test_work_estimate_counts_the_local_ranks_of_a_rule():
     built = {size: registry.build("node-then-all", Cluster.parse(f"8x{size}")) for size in (8, 1000)}
     assert work_of(built[8], large_job("8x8")) < 2 * PER_OPTION
-    assert work_of(built[1000], large_job("8x1000")) < 1, "all ranks of a node are equal, which makes one class"
+    assert work_of(built[1000], large_job("8x1000")) < 1, "equal ranks of a node make one class"
     apart = [registry.build("rotating-heads", Cluster.parse(f"8x{size}")) for size in (8, 64, 128)]
     works = [work_of(one, large_job(str(one.cluster))) for one in apart]
     assert works == sorted(works)
     assert works[0] < 2 * PER_OPTION
-    assert works[-1] > 1, "metrics of 128 ranks that all differ take some seconds"
+    assert works[-1] > 1, "metrics of 128 different ranks take seconds"
 
 
 def test_rules_of_too_many_local_ranks_are_skipped_and_listed():
@@ -192,7 +192,7 @@ def test_policy_of_short_paths_is_evaluated_exactly():
         origin[centers] = centers
         weight = rng.random(count)
         means, values = _evaluate(origin, weight)
-        # One more node on a ring of two, which no other node traces back to, takes the way that walks every path.
+        # An unreachable ring of two makes `_evaluate` take its general path, which walks every path.
         longer = np.r_[origin, count + 1, count]
         walked, valued = _evaluate(longer, np.r_[weight, 1.0, 1.0])
         assert (means == walked[:count]).all()
@@ -200,7 +200,7 @@ def test_policy_of_short_paths_is_evaluated_exactly():
 
 
 class CountedPhase(tuple):
-    """A phase that counts how often its blocks are gone through."""
+    """A phase that counts iterations over its blocks."""
 
     __slots__ = ()
     looks = 0
@@ -221,7 +221,7 @@ class CountedPhase(tuple):
     ids=["check", "shared rank", "classes", "strategy"],
 )
 def test_repeated_phase_is_visited_once(look):
-    """A period of rare averages repeats a phase which may have as many blocks as a node has workers."""
+    """A period with rare averages repeats a phase that may have as many blocks as a node has workers."""
     phase = CountedPhase(Block((rank, rank + 1)) for rank in range(0, 8, 2))
     looks = []
     for period in (1, 20):

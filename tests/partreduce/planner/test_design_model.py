@@ -1,4 +1,4 @@
-"""`partreduce design --model`: what is read from a user's file, what steps touch, and the schedule that comes of it."""
+"""`partreduce design --model`: reading the user's file, measured row access, and the resulting schedule."""
 
 import json
 import sys
@@ -110,10 +110,10 @@ def test_tables_sizes_and_touched_rows_match_the_model(place):
     tables = {table.parameter: table for table in facts.tables}
     assert list(tables) == ["words.weight", "bags.weight", "shared.weight"]
     assert facts.dense_bytes == 4 * (32 * 3 + 3)
-    assert facts.num_steps == 2, "the ninth batch is no whole step"
+    assert facts.num_steps == 2, "the ninth batch starts no full step"
     words = tables["words.weight"]
     assert (words.rows, words.columns, words.num_bytes) == (20_000, 32, 20_000 * 32 * 4)
-    # Workers touch 7, 8 and their number, which is 7 or 8 for none of workers 0..3 and for worker 3 of the second step.
+    # Workers touch 7, 8 and the number of their batch; only batch 7, of worker 3 in the second step, repeats a row.
     each, node, everyone = (3 * 4 + 3 * 3 + 2) / 8, (4 * 2 + 4 + 3) / 4, (6 + 5) / 2
     assert shares(words.touched) == pytest.approx([rows / 20_000 for rows in (each, node, everyone)])
     assert words.ways == (Placement.DENSE, Placement.GATHER, Placement.SHARDED)

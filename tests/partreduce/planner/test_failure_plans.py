@@ -1,4 +1,4 @@
-"""What survivors run is planned by one of three rules: the first that keeps consensus and is fast enough."""
+"""Failure plans: the first of three rules that keeps consensus and is fast enough."""
 
 from dataclasses import replace
 
@@ -39,11 +39,11 @@ from partreduce.verify.checker import survives
 HARDWARE = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes=100_000_000, compute=0.01)
 NODES = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
 LEADERS = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0,), (0,)),))))
-"""A node whose local rank 0 fails is cut off."""
+"""A node whose local rank 0 fails is disconnected."""
 LISTED = StaticGroups(
     phases=GroupPhases((Phase.from_groups(6, [[0, 1, 2], [3, 4, 5]]), Phase.from_groups(6, [[0, 3]])))
 )
-"""Without worker 0 the rest never meets, and there is no rule to apply again."""
+"""Without worker 0 the others are disconnected, and there is no rule to reapply."""
 MILLION = build("node-then-all", Cluster.regular(250_000, 4)).strategy
 KEEP, ALL = SurvivorRule.KEEP_GROUPS, SurvivorRule.ALL_REDUCE
 
@@ -123,9 +123,9 @@ def test_codecs_and_outer_steps_keep_a_global_round_after_failures(options):
 
 
 def test_first_proved_rule_within_1_1_of_the_fastest_is_chosen():
-    """Each worker is a node; the groups that are left without one connect the others, but the rule of three is faster.
+    """With one worker per node keeping the groups connects the survivors, but reapplying the rule is faster.
 
-    Times are computed again for each rule, of the slowest failure.
+    The time of a rule is that of its slowest failure.
     """
     asked = job(4, 1, 1, replace(HARDWARE, nic=Link(2e-3, 2e-10), compute=0.001))
     square = RulePhases((2, 2), ((Block((0,), (0,)),), (Block((0,), (1,)),)))
@@ -142,7 +142,7 @@ def test_first_proved_rule_within_1_1_of_the_fastest_is_chosen():
             for failed in range(4)
         )
     first = next(rule for rule in SurvivorRule if times[rule] <= FACTOR * min(times.values()))
-    assert first is not SurvivorRule.KEEP_GROUPS, "else every plan would do"
+    assert first is not SurvivorRule.KEEP_GROUPS, "otherwise every plan would pass"
     assert found.failure_plan == FailurePlan(first, 1)
 
 

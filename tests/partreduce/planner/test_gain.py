@@ -1,4 +1,4 @@
-"""The gain over the best plain alternative, within which error, and that the simpler of equals is recommended."""
+"""The gain over the best plain alternative with its error, and ties that go to the simpler schedule."""
 
 import json
 import math
@@ -48,7 +48,7 @@ def options():
 
 @pytest.fixture(scope="module")
 def bearing(options):
-    """The same where no calibrated task failed."""
+    """The options if no calibrated task had failed."""
     return [replace(option, model=replace(option.model, lost=NEVER)) for option in options]
 
 
@@ -57,7 +57,7 @@ def test_gain_interval_combines_both_prediction_errors(options):
     against = gain(figure_10, every_step, Data.SHUFFLED)
     assert against.ratio == pytest.approx(every_step.time / figure_10.time)
     error = figure_10.steps_ratio_error(Data.SHUFFLED)
-    assert against.high / against.ratio == pytest.approx(1 + error), "gradients averaged in every step define 1"
+    assert against.high / against.ratio == pytest.approx(1 + error), "All-Reduce defines ratio 1, without an error"
     assert against.low * against.high == pytest.approx(against.ratio**2)
     twice = gain(figure_10, find_option(options, "allreduce(every=8) hierarchical"), Data.SHUFFLED)
     assert math.log(twice.high / twice.ratio) == pytest.approx(math.sqrt(2) * math.log(1 + error))
@@ -95,7 +95,7 @@ def test_least_time_wins_and_simplicity_breaks_ties_within_2_percent(bearing):
     known = [option for option in synchronous(options) if option.is_plain]
 
     def make(name, faster):
-        """As faster in every case as its steps are, and communicating more, so that neither is better in everything."""
+        """Return an option that is faster by this factor and communicates more, so neither dominates."""
         return replace(
             find_option(options, name),
             step_seconds=plain.step_seconds / faster,
@@ -106,13 +106,13 @@ def test_least_time_wins_and_simplicity_breaks_ties_within_2_percent(bearing):
 
     few, many = "pairs-pairs-all hierarchical", "pairs-pairs-all(pair_rounds=15) hierarchical"
     assert least_time([*known, make(few, 1 + 0.9 * LEAST_ERROR)], JOB) is plain, (
-        "another kind wins by more than its error"
+        "another kind must win by more than its error"
     )
     ahead = make(few, 1 + 1.1 * LEAST_ERROR)
-    assert least_time([*known, ahead], JOB) is ahead, "whatever both are wrong by: they are equally wrong"
+    assert least_time([*known, ahead], JOB) is ahead, "both have the same error"
     assert not gain(ahead, plain, JOB.data).low > 1
     better = replace(make(few, 1 + 1.1 * TIE), communication=plain.communication / 2)
-    assert least_time([*known, better], JOB) is better, "in everything, so at any price"
+    assert least_time([*known, better], JOB) is better, "the better option dominates"
     far = make(few, 1.5)
     assert least_time([*known, far, make(many, 1.5 * (1 + 0.9 * TIE))], JOB) is far, "fewer phases are simpler"
     further = make(many, 1.5 * (1 + 1.1 * TIE))
@@ -141,7 +141,7 @@ def test_delayed_option_wins_only_at_its_pessimistic_price(bearing):
         in said
     )
     slower = replace(calm, step_seconds=1.1 * late.time_at_worst / calm.steps_ratio)
-    assert least_time([late, slower], JOB) is late, "it wins where even that is faster"
+    assert least_time([late, slower], JOB) is late, "faster even at its worst price"
 
 
 def test_option_under_which_a_task_failed_must_win_fivefold(options):
@@ -159,12 +159,12 @@ def test_option_under_which_a_task_failed_must_win_fivefold(options):
     assert least_time([calm, won := faster(1.01 * LOST_RATIO)], asked) is won
     said = " ".join(reasons(calm, [calm, faster(2.0)], asked))
     assert "under momentum one of five test networks did not reach its loss with averages as rare" in said
-    assert not replace(rare, surprise=0.0).may_fail, "it ran on the job itself"
+    assert not replace(rare, surprise=0.0).may_fail, "a run on the job itself decides"
     assert not replace(rare, model=replace(JOB, optimizer=Optimizer.ADAM).steps_model).may_fail
 
 
 def test_delay_does_not_hide_rare_averaging():
-    """All meet every 51 steps, late by three of them: the late distance hardly grows with the rounds that rest."""
+    """All workers average every 51 steps, three late: the late distance hardly grows with rounds without averaging."""
     asked = replace(JOB, cluster=replace(Cluster.parse("3x1"), hardware=HARDWARE))
     rests = RulePhases((3,), ((),) * 16 + ((Block((0,), (0,)),),))
     at_once, late = (
@@ -188,7 +188,7 @@ def test_best_option_without_failed_tasks_is_recommended():
     chosen = recommend(weighed, asked)
     assert not chosen.may_fail
     plain = [one for one in synchronous(weighed) if one.is_plain and not one.may_fail]
-    assert max(one.steps_per_round for one in plain) == 6, "every 7 steps a convolution failed"
+    assert max(one.steps_per_round for one in plain) == 6, "at 7 steps a convolution failed"
 
 
 def test_codec_must_save_more_than_10_percent(options):
@@ -230,7 +230,7 @@ def test_pipeline_at_worst_costs_the_most_expensive_task(options):
 
 
 def test_lower_regret_costs_at_most_a_fixed_share_of_time(options):
-    """What averages in each step would have the least regret on the costliest task, at a high price on all others."""
+    """Averaging in every step has the least regret on the most expensive task, at a high price on all others."""
     asked = replace(JOB, optimizer=Optimizer.SGD)
     plain = find_option(options, "allreduce")
     spread = Metric(3.0, MetricKind.ESTIMATE)
@@ -249,11 +249,11 @@ def test_recommended_delay_costs_at_most_5_percent_on_trained_jobs():
     for row in rows:
         chosen, without = (fmean(row["seconds"][row[words]]) for words in ("recommended", "synchronous"))
         assert chosen <= 1.05 * without, row["number"]
-    assert any(row["recommended"] != row["synchronous"] for row in rows), "nothing late was taken"
+    assert any(row["recommended"] != row["synchronous"] for row in rows), "no delayed schedule was recommended"
 
 
 def test_sixteen_workers_on_slow_links_average_in_nodes_without_delay():
-    """4 nodes at 40 Mbit/s: All-Reduce every few steps, late, took 1.45 times as long to the loss as node-then-all."""
+    """4 nodes at 40 Mbit/s: delayed All-Reduce every few steps took 1.45 times as long to the loss as node-then-all."""
     thin = with_links(1e9, 5e6, latency=1e-4, model_bytes=2_192_296, compute=0.06)
     for slowdown in ((), ((0, 5.0),)):
         place = replace(JOB.cluster, hardware=replace(thin, slowdown=slowdown))
@@ -268,7 +268,7 @@ def test_sixteen_workers_on_slow_links_average_in_nodes_without_delay():
 def test_recommendation_is_never_dominated(options):
     plain = best_plain(options, JOB)
     equal = replace(plain, communication=plain.communication * (1 + 1e-12))
-    assert unbeaten([equal, plain]) == [equal, plain], "rounding beats no option"
+    assert unbeaten([equal, plain]) == [equal, plain], "rounding must not dominate"
     for objective in Objective:
         chosen = recommend(options, replace(JOB, objective=objective))
         rivals = options
@@ -312,7 +312,7 @@ def test_all_baselines_are_kept_even_if_dominated(cluster):
     assert {option.name for option in answer.baselines if option.late}
     if cluster == "4x4":
         assert "prague-figure-10" in names
-        assert any(id(option) not in kept for option in answer.baselines), "Figure 10 is beaten in everything"
+        assert any(id(option) not in kept for option in answer.baselines), "Figure 10 is dominated"
 
 
 def test_baselines_are_the_best_of_their_kind(options):
@@ -335,7 +335,7 @@ def test_equal_drift_is_decided_by_communication():
     chosen = recommend(options, asked)
     assert float(chosen.drift) == 0
     assert chosen.is_plain
-    assert chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL, "of equal drift the one that communicates less"
+    assert chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL, "equal drift, less communication"
 
 
 def test_reasons_name_the_task_that_suits_the_fastest_least():

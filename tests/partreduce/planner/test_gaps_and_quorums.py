@@ -1,4 +1,4 @@
-"""Gaps and quorums as options: which settings answer which slowdown, what they cost, which pays, and in which words."""
+"""Iteration gaps and quorums as options: settings for each slowdown, costs, recommendations, and explanations."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def test_settings_follow_from_the_slowdown():
     skipping = next(iter(both.gaps(ring, serial).values()))
     assert skipping.skip
     assert skipping.backup == (1,) * 8
-    # All in-neighbors of worker 0 are slow: it does without all of them.
+    # All in-neighbors of worker 0 are slow, so both are backups.
     ends = Slowdown(((1, 2.0), (7, 2.0)), 1.0)
     assert next(iter(ends.gaps(ring, serial).values())).backups(8)[0] == 2
     assert not Slowdown.of(job(hardware=replace(HARDWARE, jitter=0.02))).has_spikes
@@ -117,7 +117,7 @@ def test_front_and_recommendation_of_gaps_are_consistent(long_steps):
     fastest = min(option.time for option in kept if option.gap)
     assert chosen.time <= fastest * (1 + TIE)
     smaller = [option for option in kept if option.gap and simplicity(option) < simplicity(chosen)]
-    assert all(option.time > fastest * (1 + TIE) for option in smaller), "of equals the smallest"
+    assert all(option.time > fastest * (1 + TIE) for option in smaller), "the simplest of equals"
     least = min(option.gap.memory_bytes for option in long_steps if option.gap)
     tight = replace(asked, max_queues=least)
     small = recommend(long_steps, tight)
@@ -197,7 +197,7 @@ def test_invalid_gap_jobs_are_rejected():
 
 
 @pytest.mark.parametrize(("optimizer", "slow", "nic", "size", "gap"), [
-    (Optimizer.SGD, 5.0, 5e9, 41_000, True),  # over a fast link Hop averages in every step
+    (Optimizer.SGD, 5.0, 5e9, 41_000, True),  # on a fast link Hop averages in every step
     (Optimizer.MOMENTUM, 5.0, 5e9, 41_000, False),  # under which Hop needed up to 2.2 times as many steps
     (Optimizer.ADAM, 1.5, 1e9, 400_000_000, False),  # Hop is predicted to win by 1.18, which is less than its error
 ])  # fmt: skip
@@ -209,7 +209,7 @@ def test_hop_is_recommended_if_it_wins_by_more_than_its_error(optimizer, slow, n
     assert gap or not isinstance(chosen.steps_per_round, int)
 
 
-# Quorums as options: which are proposed, what they are predicted to cost, which pays, in words and pictures
+# Quorums
 
 
 ONE_SLOW = replace(HARDWARE, slowdown=((5, 5.0),), jitter=0.02)
@@ -231,8 +231,8 @@ def test_quorum_of_all_but_the_slow_worker_is_recommended(quorum_plan):
     options = {option.quorum.words: option for option in quorum_plan.options if option.quorum}
     assert set(options) == {"solo", "majority", "4 of 8", "7 of 8"}
     synchronous = min(o.time for o in quorum_plan.options if o.is_plain and o.steps_per_round == 1 and not o.late)
-    assert 3 < synchronous / quorum_plan.recommendation.time < 4.5, "gradients a second allow 4.5"
-    # Steps are rounds: as many gradients, and the price of their delay.
+    assert 3 < synchronous / quorum_plan.recommendation.time < 4.5, "gradients per second allow 4.5"
+    # A step is a round: the number of gradients and the price of their delay give the ratio.
     for option in options.values():
         facts = option.quorum
         if facts.delay <= 1:
@@ -266,9 +266,9 @@ def test_queue_depth_fits_the_longest_step_and_the_memory():
 
     asked = quorum_job(hardware=ONE_SLOW)
     late = {one.quorum: one.staleness for one in settings(asked)}
-    assert late[7] < late[4] < late["solo"], "so many rounds pass while the slow worker computes"
+    assert late[7] < late[4] < late["solo"], "slow workers span this many rounds"
     tight = replace(asked, max_queues=8e6)
-    assert {one.staleness for one in settings(tight)} == {3}, "two arrays for each result, and two more"
+    assert {one.staleness for one in settings(tight)} == {3}, "two arrays per result, and two more"
     with pytest.raises(UndecidedError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
         plan(replace(asked, max_queues=1e6, effort=0.3))
     assert [one.quorum for one in settings(quorum_job("2x1"))] == ["majority", "solo"]

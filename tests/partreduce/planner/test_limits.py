@@ -1,4 +1,4 @@
-"""What ends the planner and what it may then say: effort, time, exact limits, random jobs, the quick answer."""
+"""The planner's limits: effort, time, exact limits, random jobs, and the quick answer."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def test_random_jobs_get_correct_answers(number):
 
 
 def test_equal_effort_gives_an_identical_answer_on_a_slow_machine(monkeypatch):
-    """Neither load nor the seed of string hashes, which differs from process to process, changes a byte."""
+    """Neither load nor the hash seed of the process changes the output."""
     arguments = [
         "design", "3,2", "--model-bytes", "552MB", "--set", "slow=1:2x", "--data", "per-worker", "--effort", "0.3",
     ]  # fmt: skip
@@ -54,7 +54,9 @@ def test_equal_effort_gives_an_identical_answer_on_a_slow_machine(monkeypatch):
     )
     slowed = replace(HARDWARE, slowdown=((1, 2.0),))
     looks = iter(range(10**9))
-    monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 2)  # half a second passes from look to look
+    monkeypatch.setattr(
+        clock, "monotonic", lambda: next(looks) / 2
+    )  # each reading of the clock advances it by half a second
     told = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
     asked = job("3,2", hardware=slowed, effort=0.3, time_limit=600.0, **told)
     quiet = add_reasons(plan(asked), asked)
@@ -68,7 +70,7 @@ def test_equal_effort_gives_an_identical_answer_on_a_slow_machine(monkeypatch):
 
 @pytest.mark.parametrize("effort", [None, 1e6])
 def test_little_starts_after_the_time_limit(monkeypatch, effort):
-    """A clock on which every look takes a second: ten looks and the time is over, whatever is being done."""
+    """Each reading of the clock takes a second, so the time is over after ten."""
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
     asked = job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE)
@@ -84,7 +86,7 @@ def test_little_starts_after_the_time_limit(monkeypatch, effort):
 
 @pytest.mark.parametrize(("shape", "largest", "least"), [("3,2", 2, 0.75), ("2x2", 4, 0.0)])
 def test_search_uses_its_time_unless_all_is_decided(monkeypatch, shape, largest, least):
-    """Each look takes 20 ms: what is kept for metrics and the proof is the only time that stays unused."""
+    """Each reading takes 20 ms; only the reserve for metrics and the proof stays unused."""
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 50)
     cluster = replace(Cluster.parse(shape), hardware=HARDWARE)
@@ -193,7 +195,7 @@ def test_effort_must_be_positive_and_finite(effort):
 
 
 def test_undecided_error_names_an_option_of_the_requested_sync():
-    """Synchronous All-Reduce, which was not asked for, was named as what was found."""
+    """Regression: the error named synchronous All-Reduce, which was not allowed."""
     asked = {"effort": 0.1, "time_limit": 3600.0}
     with pytest.raises(UndecidedError, match=r"the least found is 0\.75 .* \(allreduce late"):
         plan(job("2x2", sync=Delay.LATE, max_consensus_distance=0.01, **asked))
@@ -226,7 +228,7 @@ def test_clusters_too_large_for_dense_matrices_use_the_catalogue():
 
 
 def test_exhaustive_search_finds_the_golden_consensus_distances():
-    """The exhaustion that statements are checked against gives the metrics that `topo` gives, by another way."""
+    """The reference enumeration agrees with the metrics of `topo`."""
     cluster = replace(Cluster.parse("4x1"), hardware=HARDWARE)
     every = all_schedules(cluster, AllReduceAlgorithm.RING, 2)
     assert len(every.period) == 15 + 15**2
@@ -237,7 +239,7 @@ def test_exhaustive_search_finds_the_golden_consensus_distances():
     assert np.isinf(every.consensus_distance[every.largest == 0]).all()
 
 
-# The quick answer: what it weighs without a search, and what a thorough one says about it
+# The quick answer without a search, and its comparison with a thorough one
 
 
 QUICK_HARDWARE = with_links(1e10, 25e6, model_bytes=500_000_000, compute=0.05)
@@ -300,10 +302,12 @@ def test_random_step_times_are_sampled_for_the_best_options(disturbance):
     drawn = sample_seconds(asked.compute_times, 4, seed=1)
     assert even.compute_times.base == pytest.approx(drawn.mean(), rel=0.1)
     found = plan(replace(asked, quorum=False))
-    assert found.recommendation.step_error > 0, "it is sampled"
+    assert found.recommendation.step_error > 0, "sampled step times have an error"
     for option in (one for one in found.options if one.facts is None):
         once = measure(option.schedule, even, algorithm=option.algorithm).step_seconds
-        assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), "no step is shorter than on average"
+        assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), (
+            "no sampled step is shorter than the mean step"
+        )
 
 
 def test_extrapolated_option_is_not_recommended():

@@ -1,4 +1,4 @@
-"""Outer steps as options: weighed over thin links at what measured settings needed, and at no other price."""
+"""Outer steps as options: considered on slow links, at measured prices only."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ job = jobs("4x2", THIN, optimizer=Optimizer.ADAM, effort=2.0, time_limit=3600.0,
 
 @pytest.fixture(scope="module")
 def outer_plan():
-    """With one of them taken by its name, which changes no option."""
+    """A plan that selects an outer step by name, which changes no option."""
     (taken, *_) = KINDS["outer"].candidates(job(), lambda _: True)
     asked = job(take=taken.name)
     return add_reasons(plan(asked), asked)
@@ -39,15 +39,17 @@ def outer(outer_plan):
 
 def test_outer_steps_match_the_event_graph_and_measured_prices(outer):
     prices = {one.ratio: one for one in OUTER_SETTINGS[Optimizer.ADAM]}
-    assert {option.steps_ratio for option in outer} == set(prices), "also those of 30 phases, which --max allows"
+    assert {option.steps_ratio for option in outer} == set(prices), "--max period=30 also allows those of 30 phases"
     assert {option.schedule.strategy.kind for option in outer} == {"allreduce", "static"}
     for option in outer:
         exact = cycle_time(option.schedule, THIN, ComputeTimes.of(THIN), algorithm=option.algorithm)
         assert option.step_seconds == pytest.approx(exact.per_step)
         assert option.facts.peak == communication(option.schedule, THIN, algorithm=option.algorithm).peak_nic_bytes
-        assert option.facts.memory_bytes == 3 * THIN.model_bytes, "for sums, the outer parameters and their momentum"
+        assert option.facts.memory_bytes == 3 * THIN.model_bytes, (
+            "all-reduce buffer, outer parameters and their momentum"
+        )
         assert option.facts.by_task == prices[option.steps_ratio].by_task(Optimizer.ADAM)
-        assert not option.is_plain, "the plain alternative is All-Reduce every so many steps"
+        assert not option.is_plain, "the plain alternative is periodic All-Reduce"
         said = json.loads(json.dumps(option.to_json(), allow_nan=False))
         assert said["outer"]["peak_nic_bytes"] == option.facts.peak
 
@@ -67,19 +69,19 @@ def test_unmeasured_task_counts_as_the_most_expensive_one():
     for optimizer, listed in OUTER_SETTINGS.items():
         for one in listed:
             counted = dict(zip(TASKS[optimizer], one.by_task(optimizer), strict=True))
-            assert len(one.ratios) >= 2, "a price needs kinds of networks"
+            assert len(one.ratios) >= 2, "a price needs two kinds of networks"
             assert all(counted[kind] == one.ratios.get(kind, max(one.ratios.values())) for kind in counted)
             assert min(one.ratios.values()) <= one.ratio <= max(one.ratios.values())
 
 
 def sure(outer_plan, outer):
-    """What waits for its averages and runs by no protocol, and the soonest simple one of that."""
+    """Return the synchronous options without a protocol, and the fastest simple one of them."""
     options = [one for one in outer_plan.options if one not in outer and not (one.late or one.facts)]
     return options, simplest(contenders(options, job()), job())
 
 
 def at(option, ratios):
-    """An outer step with these steps ratios on the tasks."""
+    """Return this outer step with given steps ratios on the tasks."""
     return replace(
         option, steps_ratio=fmean(ratios), facts=replace(option.facts, by_task=tuple(ratios)), extrapolated=False
     )
@@ -93,7 +95,7 @@ def test_outer_step_must_win_by_more_than_its_error(outer_plan, outer, beyond, i
     chosen = recommend([*others, just], job())
     assert chosen is (just if is_taken else recommend(others, job()))
     if is_taken:
-        assert chosen.time * error < best.time, "its range lies above 1"
+        assert chosen.time * error < best.time, "the interval is above 1"
     else:
         said = " ".join(reasons(best, [*others, just], job()))
         wins = best.time / just.time - 1
@@ -107,7 +109,9 @@ def test_outer_step_must_win_on_every_task(outer_plan, outer, costliest, is_take
     for task in range(len(there)):
         taken = [time / (costliest if task == one else 8.0) for one, time in enumerate(there)]
         once = at(outer[0], [time / outer[0].step_seconds for time in taken])
-        assert best.time / once.time > 1 + once.steps_ratio_error(Data.SHUFFLED), "the error alone would let it win"
+        assert best.time / once.time > 1 + once.steps_ratio_error(Data.SHUFFLED), (
+            "the error margin alone would allow it"
+        )
         assert recommend([*others, once], job()) is (once if is_taken else recommend(others, job()))
         if not is_taken:
             said = " ".join(reasons(best, [*others, once], job()))

@@ -1,4 +1,4 @@
-"""The planner: measured options, an honest front, an answer within the limits, and sentences instead of tracebacks."""
+"""The planner: measured options, the Pareto front, answers within limits, and errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rare_averaging_warns_about_the_learning_rate(catalogue):
     adam = job(optimizer=Optimizer.ADAM)
     unlike = replace(rare, model=adam.steps_model)
     assert not any("it assumes that your learning rate" in said for said in cautions(unlike, adam)), (
-        "there all reached it"
+        "under adam all networks reached their loss"
     )
     assert any("under sgd and momentum one" in said for said in cautions(rare, job()))
     late = max(catalogue, key=lambda option: option.late_distance)
@@ -76,7 +76,7 @@ def test_front_is_exactly_the_non_dominated_options(catalogue):
 
     def costs(option):
         metrics = (float(option.consensus_distance), float(option.drift))
-        # A pipeline has the metrics of synchronous rounds, and takes more steps.
+        # A pipeline has the metrics of synchronous rounds but takes more steps.
         return (option.communication, *metrics, option.step_seconds, option.steps_ratio)
 
     for a, b in itertools.permutations(kept, 2):
@@ -114,7 +114,7 @@ LAB = Hardware(nic=Link.of_bandwidth(25e6), inside=Link.of_bandwidth(1e10), mode
 
 
 def test_less_slow_worker_costs_at_most_the_error_margin():
-    """At 1.1 times unequal steps per round win by less than their prediction errs by, at 1.5 times by more."""
+    """Unequal steps per round win by less than their error at 1.1 times the compute time, by more at 1.5 times."""
     asked = [job("2x4", hardware=replace(LAB, slowdown=((0, slow),)), optimizer=Optimizer.ADAM) for slow in (1.1, 1.5)]
     names = ("allreduce", "node-then-all")
     less, more = (recommend(competitors(one, names=names), one).time for one in asked)
@@ -122,10 +122,10 @@ def test_less_slow_worker_costs_at_most_the_error_margin():
 
 
 def test_extrapolation_under_momentum_is_superlinear_and_flagged():
-    """Every 25 steps (distance 10.5) the text needed 2.67 times the steps, and prices in proportion said 1.58."""
+    """Every 25 steps (distance 10.5) the text model needed 2.67 times the steps; a linear price predicts 1.58."""
     model = job(optimizer=Optimizer.MOMENTUM).steps_model
     assert model.steps_ratio(10.5, 0.0) == pytest.approx(2.67, rel=0.25)
-    assert model.steps_ratio(4.0, 0.0) < 1.2, "what was measured has its price"
+    assert model.steps_ratio(4.0, 0.0) < 1.2, "measured distances keep their price"
     thin = job("2x4", hardware=replace(LAB, nic=Link.of_bandwidth(2e6)), optimizer=Optimizer.MOMENTUM)
     options = competitors(thin, until=0.0)
     far = [one for one in options if float(one.consensus_distance) > model.max_consensus_distance]
@@ -150,7 +150,7 @@ def test_hierarchical_algorithm_is_named():
     chosen = recommend(competitors(asked, names=("allreduce",)), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
     assert chosen.schedule.strategy.transport.algorithm is AllReduceAlgorithm.HIERARCHICAL, (
-        "the file says how it is to be run"
+        "the file records the algorithm"
     )
 
 
@@ -217,7 +217,9 @@ def test_any_cluster_shape_is_planned(cluster):
     assert all(
         option.consensus_distance.value >= 0 for option in answer.options if option.consensus_distance.value is not None
     )
-    assert any(option.schedule.strategy.averages_everyone for option in answer.front), "all-reduce disagrees least"
+    assert any(option.schedule.strategy.averages_everyone for option in answer.front), (
+        "all-reduce has the least consensus distance"
+    )
     assert answer.proof.verdict == "proved"
 
 
@@ -239,7 +241,7 @@ def test_late_distance_adds_to_the_steps_ratio():
 
 
 def test_parameter_averaging_under_adam_costs_steps_even_at_distance_0():
-    """One node: node-then-all averages all workers' parameters in every step, and Adam's moments stay their own."""
+    """One node: node-then-all averages parameters in every step, but each worker keeps its Adam moments."""
     asked = job("1x8", optimizer=Optimizer.ADAM)
     alike, every_step = (
         measure(registry.entry(name).build(asked.cluster), asked) for name in ("node-then-all", "allreduce")
@@ -284,4 +286,4 @@ def test_infinite_prices_stay_separate_and_zero_prices_extrapolate():
     apart = replace(rare, consensus_distance=replace(rare.consensus_distance, value=1e17))
     apart = replace(apart, steps_ratio=usual.steps_ratio(1e17, 0.0))
     for case in usual.cases:
-        assert apart.time_in(case, usual, delay=True) > 0.01 * apart.time, "also where distance has no price"
+        assert apart.time_in(case, usual, delay=True) > 0.01 * apart.time, "even if the task has no price of distance"

@@ -1,4 +1,4 @@
-"""`partreduce.predict`: every kind says seconds, bytes, age and memory, as formulas, virtual time and real runs do."""
+"""`partreduce.predict`: seconds, bytes, age and memory of every kind against formulas, simulations and real runs."""
 
 import random
 import threading
@@ -32,7 +32,7 @@ def of(strategy, hardware=WIRE, cluster=CLUSTER, **options):
 
 
 def sent_at_once(edges, cluster, hardware, num_bytes):
-    """When each message is there if all are sent at 0."""
+    """Return the arrival time of each message if all are sent at 0."""
     network, there = Network(cluster, hardware), {}
     for source, to in edges:
         network.send(source, to, num_bytes, (source, to))
@@ -44,10 +44,12 @@ def sent_at_once(edges, cluster, hardware, num_bytes):
 def test_messages_share_common_links():
     cluster, hardware = Cluster.regular(3, 2), Hardware(inside=Link(0.5, 1.0), nic=Link(2.0, 10.0))
     assert sent_at_once([(0, 2)], cluster, hardware, 3) == {(0, 2): 32}
-    assert sent_at_once([(0, 2), (1, 4)], cluster, hardware, 3) == {(0, 2): 62, (1, 4): 62}, "one NIC out"
-    assert sent_at_once([(0, 2), (4, 3)], cluster, hardware, 3) == {(0, 2): 62, (4, 3): 62}, "one NIC in"
-    assert sent_at_once([(0, 2), (2, 0)], cluster, hardware, 3) == {(0, 2): 32, (2, 0): 32}, "both directions"
-    assert sent_at_once([(0, 2), (0, 1)], cluster, hardware, 3) == {(0, 2): 32, (0, 1): 3.5}, "inside is no NIC"
+    assert sent_at_once([(0, 2), (1, 4)], cluster, hardware, 3) == {(0, 2): 62, (1, 4): 62}, "shared outgoing NIC"
+    assert sent_at_once([(0, 2), (4, 3)], cluster, hardware, 3) == {(0, 2): 62, (4, 3): 62}, "shared incoming NIC"
+    assert sent_at_once([(0, 2), (2, 0)], cluster, hardware, 3) == {(0, 2): 32, (2, 0): 32}, "full duplex"
+    assert sent_at_once([(0, 2), (0, 1)], cluster, hardware, 3) == {(0, 2): 32, (0, 1): 3.5}, (
+        "intra-node messages use no NIC"
+    )
     assert sent_at_once([(0, 0)], cluster, hardware, 3) == {(0, 0): 0}
     rails = Hardware(nic=Link(2.0, 10.0), num_nics=2)
     assert sent_at_once([(0, 2), (1, 4)], cluster, rails, 3) == {(0, 2): 32, (1, 4): 32}
@@ -60,14 +62,14 @@ def test_later_message_shares_the_remaining_bandwidth():
     network.send(0, 2, 2, (2,))
     assert network.next_end() == 8, "2 bytes at half speed"
     assert network.go_to(8.0) == [(8.0, (2,))]
-    assert network.next_end() == 12, "6 bytes were left at 4, 4 at 8"
+    assert network.next_end() == 12, "6 bytes remain at 4, 4 at 8"
     assert network.go_to(12.0) == [(12.0, (1,))]
     assert network.nic_bytes.tolist() == [12, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_message_arrives_before_the_link_bound(seed):
-    """`round_seconds` counts each link's bytes alone; one host's links, which decide alone, are met exactly."""
+    """`round_seconds` counts each link separately, a lower bound, which is exact if one host's links decide."""
     rng = random.Random(seed)
     cluster = Cluster.regular(4, 2)
     switches = (Switch((0, 1), Link(0.3, 2.0)),) if seed % 2 else ()
@@ -89,7 +91,7 @@ def test_no_message_arrives_before_the_link_bound(seed):
 
 
 def operations(groups, cluster, hardware, *, begin=None):
-    """When the operation of each group is over if it begins then, on links with all others."""
+    """Return the end of each group's operation, which shares the links with all others."""
     network, there = Network(cluster, hardware), {}
     begin = dict.fromkeys(groups, 0.0) if begin is None else begin
     for group in sorted(groups, key=begin.__getitem__):
@@ -124,8 +126,8 @@ def test_groups_share_nics_as_in_one_phase():
     assert operations(groups, cluster, hardware) == pytest.approx(together.tolist())
     alone = operations(groups[:1], cluster, hardware)[0]
     assert together[0] > 3.5 * alone
-    assert operations([(0, 4), (1, 2)], cluster, hardware)[0] == alone, "a group inside a node is on no NIC"
-    # One comes when half of the other's 120 s are over: it has half of the NIC for 120 s, and all of it for 60 s.
+    assert operations([(0, 4), (1, 2)], cluster, hardware)[0] == alone, "a group inside a node uses no NIC"
+    # The second starts when half of the first's 120 s are over: it has half of the NIC for 120 s and all for 60 s.
     assert operations(groups[:2], cluster, hardware, begin={(0, 4): 0.0, (1, 5): 60.0}) == pytest.approx([181.0, 241.0])
     rails = replace(hardware, num_nics=2)
     assert operations(groups[:2], cluster, rails) == [alone, alone]
@@ -135,15 +137,15 @@ def test_synchronous_server_takes_the_time_of_its_host_nics():
     there = 12 * MODEL * 1e-8 + 1e-4  # twelve workers of other nodes share the NIC of the host's node
     one = of(Server(), num_rounds=40)
     assert one.step_seconds == pytest.approx(0.08 + 2 * there)
-    inside = MODEL * 1e-10 + 1e-5  # the host has its own last answer at once, and the others of its node soon
+    inside = MODEL * 1e-10 + 1e-5  # the host has its own result immediately, and its node-mates soon
     assert one.communication_seconds == pytest.approx(2 * there - (4 * there - 3 * inside) / 16 / 40)
     assert one.nic_bytes == 12 * MODEL
     spread = of(Server(hosts=(0, 4, 8, 12)), num_rounds=40)
-    assert spread.nic_bytes == 4 * MODEL * 3 / 4 * 2, "every worker's parts out, and the host's answers"
+    assert spread.nic_bytes == 4 * MODEL * 3 / 4 * 2, "parts of every worker, and the host's results"
     assert spread.communication_seconds == pytest.approx(2 * (3 * MODEL * 1e-8 + 1e-4))
     assert one.arrays > spread.arrays
     late = of(Server(steps_per_round=2, sync=DelayedAveraging()), num_rounds=40)
-    assert late.step_seconds == pytest.approx(2 * there / 2), "the computing is hidden"
+    assert late.step_seconds == pytest.approx(2 * there / 2), "compute is hidden"
     assert late.nic_bytes == 6 * MODEL
     assert (one.largest_age, late.largest_age) == (0, 2)
 
@@ -162,7 +164,7 @@ def test_only_the_synchronous_server_waits_for_its_slowest_worker():
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("sync", [None, DelayedAveraging()])
 def test_staleness_bounds_the_measured_ages(staleness, sync):
-    """An answer to push c comes when no worker is below c − s, and none is above c + s + 1 when push c + 1 comes."""
+    """Push c is answered when every worker has reached c − s, and no worker is beyond c + s + 1 at push c + 1."""
     rng = np.random.default_rng(staleness)
     for _ in range(2):
         times = ComputeTimes(trace=rng.uniform(0.01, 0.2, (1, 8)))
@@ -208,7 +210,7 @@ def test_allreduce_ages_equal_the_configured_delay(strategy, age, arrays):
 
 @pytest.mark.parametrize("name", ["prague-figure-10", "ring", "node-then-all"])
 def test_age_of_fixed_rounds_matches_message_tracking(name):
-    """Proved by following who met whom; here every worker's view is kept through many synchronous rounds."""
+    """Track each worker's view through many synchronous rounds."""
     schedule = build(name, CLUSTER)
     heard, count = IndirectAge(schedule.worker_steps()), schedule.num_workers
     late = 0
@@ -230,7 +232,7 @@ def test_age_of_fixed_rounds_matches_message_tracking(name):
 def test_pairs_and_dynamic_groups_count_sent_bytes():
     pairs = of(Pairwise(active=(0, 1, 2, 3)))
     assert pairs.nic_bytes == pytest.approx(4 * MODEL, rel=0.01), (
-        "four models leave node 0 in each round, all to others"
+        "node 0 sends four models per round, all to other nodes"
     )
     assert pairs.largest_age >= pairs.mean_age > 0
     groups = of(DynamicGroups(group_size=2), cluster=Cluster.regular(2, 2))
@@ -242,7 +244,7 @@ def test_pairs_and_dynamic_groups_count_sent_bytes():
 def test_bytes_of_a_group_are_counted_once():
     setting = {"division": GroupSplit.GLOBAL, "slow_threshold": None}
     found = of(DynamicGroups(group_size=2, **setting), cluster=Cluster.regular(2, 1))
-    assert found.nic_bytes == pytest.approx(MODEL), "a ring of two sends a model out of each node in every round"
+    assert found.nic_bytes == pytest.approx(MODEL), "a ring of two sends one model out of each node per round"
 
 
 def test_missing_model_bytes_are_rejected():
@@ -262,7 +264,7 @@ def ranks():
 
 @pytest.mark.parametrize("strategy", KINDS, ids=range(len(KINDS)))
 def test_predicted_bytes_match_a_real_run(ranks, strategy):
-    """Four workers on two nodes; tags and a few numbers come on top of the model. Late answers may be under way."""
+    """Four workers on two nodes; tags and a few numbers add to the model, and late results may be in flight."""
     cluster, rounds, together = Cluster.regular(2, 2), 10, threading.Barrier(4)
 
     def work(world):

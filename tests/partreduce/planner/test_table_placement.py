@@ -1,4 +1,4 @@
-"""The planner's choice of a way for every table: no combination takes less, whatever the job, and it says why."""
+"""Placements of tables: no combination is faster, and each choice is explained."""
 
 from dataclasses import replace
 from itertools import product
@@ -32,7 +32,7 @@ def draw_table(rng, index):
 
 
 def draw(rng, num_tables):
-    """A job: tables, a schedule for all else, links from fast to slow, dense bytes from none to many."""
+    """Return a random job: tables, a schedule for the dense part, fast to slow links, none to many dense bytes."""
     cluster = CLUSTERS[rng.integers(len(CLUSTERS))]
     half = np.arange(cluster.num_workers) % 2
     pairs = Phase.from_groups(cluster.num_workers, [np.flatnonzero(half == side).tolist() for side in (0, 1)])
@@ -51,7 +51,7 @@ def draw(rng, num_tables):
 
 
 def least(tables, schedule, hardware, dense, applying):
-    """Every combination of ways and both settings of local aggregation."""
+    """Return the least seconds over all placements and both settings of local aggregation."""
     pricing = Pricing(tables, schedule, hardware, dense_bytes=dense, applying=applying)
     allowed = [
         [way for way in Placement if table.gradient != "sparse" or way is not Placement.DENSE] for table in tables
@@ -61,7 +61,7 @@ def least(tables, schedule, hardware, dense, applying):
 
 @pytest.mark.parametrize("num_tables", [0, 1, 3, 8])
 def test_no_combination_of_placements_is_faster(num_tables):
-    """Of 8 tables they are too many to try for the planner, which changes one at a time: within 5 % in all."""
+    """With 8 tables the planner changes one placement at a time, and stays within 5 %."""
     rng = np.random.default_rng(num_tables)
     for _ in range(2 if num_tables == 8 else 25):
         tables, schedule, hardware, dense, applying = draw(rng, num_tables)
@@ -74,7 +74,7 @@ def test_no_combination_of_placements_is_faster(num_tables):
 
 @pytest.mark.parametrize("seed", [570, 1441])
 def test_tables_that_pay_only_together_are_found(seed):
-    """Latencies are shared by the tables that go apart, so one alone may gain nothing by going densely."""
+    """Sparse tables share latencies, so moving only one of them to dense may gain nothing."""
     tables, schedule, hardware, dense, applying = draw(np.random.default_rng(seed), 3)
     chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense, applying=applying)
     assert chosen.seconds == pytest.approx(least(tables, schedule, hardware, dense, applying), rel=1e-9)
@@ -82,7 +82,7 @@ def test_tables_that_pay_only_together_are_found(seed):
 
 
 def seconds_by_parts(job, routes):
-    """Seconds of a step by these routes: averages, exchanges and visits, each by itself."""
+    """Return the seconds of a step from its parts: averages, exchanges and visits."""
     tables, schedule, hardware, size, applying = job
     touched, visits = {table.parameter: table.touched for table in tables}, 0.0
     for table, route in zip(tables, routes.tables, strict=True):
@@ -95,7 +95,7 @@ def seconds_by_parts(job, routes):
 
 @pytest.mark.parametrize("codecs", [(Codec.NONE,), (Codec.NONE, Codec.FLOAT16, Codec.INT8)], ids=len)
 def test_predicted_seconds_are_the_sum_of_their_parts(codecs):
-    """By what was chosen, in its codecs, and, where there are none, by each other way of one table alone."""
+    """Check the chosen placements with their codecs and, without codecs, each other placement of one table."""
     rng = np.random.default_rng(9)
     for _ in range(8):
         job = draw(rng, 3)
@@ -112,7 +112,7 @@ def test_predicted_seconds_are_the_sum_of_their_parts(codecs):
 
 
 def handed_on(sets, way, cluster, *, together):
-    """How often each worker hands a row on, hand by hand; row r lies on worker r mod n, and its collector likewise."""
+    """Count row transfers per worker; worker r mod n owns row r, and its node's collector is chosen likewise."""
     hands, node_of = np.zeros(cluster.num_workers), cluster.node_of()
     nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
 
@@ -127,14 +127,14 @@ def handed_on(sets, way, cluster, *, together):
             mates = nodes[node_of[worker]]
             for row in rows:
                 collector = mates[row % cluster.num_workers % len(mates)]
-                hand(worker, collector, 2 if way is Placement.SHARDED else 1)  # asks, and brings; or brings alone
+                hand(worker, collector, 2 if way is Placement.SHARDED else 1)  # request and gradient, or gradient alone
                 brings[collector].add(row)
     for worker, rows in brings.items():
         for row in rows:
             if way is Placement.SHARDED:
                 hand(worker, row % cluster.num_workers, 2)
             else:
-                hands += 1  # everybody gets it
+                hands += 1  # all workers receive the row
                 hands[worker] += 0 if together else 1
     return hands
 
@@ -161,7 +161,7 @@ def test_visited_rows_depend_on_gradient_and_placement(gradient):
     assert table.visited(Placement.GATHER, 8) == pytest.approx(everywhere)
     assert table.visited(Placement.SHARDED, 8) == pytest.approx(everywhere / 8)
     halves = Table(parameter="t", rows=80, columns=3, touched=None, gradient=gradient, element_bytes=2)
-    assert halves.visited(Placement.GATHER, 8) == 80 * 3 * 2, "nothing is known, so all may be touched"
+    assert halves.visited(Placement.GATHER, 8) == 80 * 3 * 2, "unknown access may touch all rows"
 
 
 def words(worker, node, everyone, **members):

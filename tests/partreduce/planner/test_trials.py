@@ -1,4 +1,4 @@
-"""Kinds that are priced by a run in virtual time: weighed where steps differ, options only if their runs are steady."""
+"""Kinds priced by simulation: considered if step times differ, and kept only if their runs are steady."""
 
 import itertools
 import json
@@ -45,21 +45,21 @@ def kind_of(option):
 def test_simulated_kinds_have_seconds_steps_and_claims(whole_plan):
     pay = payer(Clock(seconds=3600.0, effort=50.0), 50.0)
     tried = [one for word in ("dynamic_groups", "pairwise", "server") for one in KINDS[word].candidates(job(), pay)]
-    fewer = [one for one in tried if not one.name.endswith(("groups of 3", "every 16"))]  # by the same code
+    fewer = [one for one in tried if not one.name.endswith(("groups of 3", "every 16"))]  # the others run the same code
     found, _ = try_all(fewer, job(), pay, in_any_case=False)
     assert {kind_of(option) for option in found} == {"dynamic_groups", "pairwise", "server"}
     for option in found:
         timeline = simulate(
             option.schedule, JITTERED, compute=job().compute_times, num_rounds=80, seed=0, algorithm=option.algorithm
         )
-        assert option.step_seconds == timeline.per_step(warm_up=20), "the objects that run, on links that all share"
+        assert option.step_seconds == timeline.per_step(warm_up=20), "the simulation runs the protocol on shared links"
         assert prove(option.schedule).verdict != "refuted"
         assert json.dumps(option.to_json(), allow_nan=False)
         assert decisive_time(option, job()) >= option.time
         if isinstance(option.schedule.strategy, Server) and option.schedule.strategy.synchronous:
             assert option.steps_ratio == 1.0
         else:
-            assert option.steps_ratio > 1.0, "what does not average over all in every step pays for it"
+            assert option.steps_ratio > 1.0, "not averaging over all workers in every step costs steps"
     shown = {kind_of(option) for option in whole_plan.options}
     (left_out,) = (said for said in whole_plan.cautions if said.startswith("left out, because a longer run"))
     for word, kind in KINDS.items():
@@ -94,12 +94,12 @@ def test_skipped_kinds_are_listed_with_the_reason():
     assert line == "groups on request, pairs and servers are weighed for at most 64 workers, not 65"
     (line,) = lines_of(job(hardware=replace(JITTERED, slowdown=(), jitter=0.0)))
     assert line.startswith("groups on request, pairs and servers are not weighed: no worker is slow")
-    assert not lines_of(job()), "they are"
-    assert not lines_of(job(quorum=True)), "nothing but quorums was asked for"
+    assert not lines_of(job()), "all kinds were considered"
+    assert not lines_of(job(quorum=True)), "only quorums are allowed"
 
 
 def test_single_worker_nodes_with_a_slow_one_are_planned():
-    """Rounds inside nodes need two workers on each, which ended the plan with the division's refusal."""
+    """Regression: NODE_THEN_ALL needs two workers per node, and its error ended the plan."""
     alone = with_links(1e9, 1e8, model_bytes=1_000_000, compute=0.05, slowdown=((1, 2.0),))
     planned = plan(steady_job("4x1", alone, effort=0.5))
     assert any(option.name.startswith("generated: ") for option in planned.options)
@@ -107,14 +107,14 @@ def test_single_worker_nodes_with_a_slow_one_are_planned():
 
 
 def test_unequal_steps_are_measured_before_rarer_averaging():
-    """At a small effort All-Reduce's sampled rounds took all of it, and a worker twice as slow held up all."""
+    """Regression: sampling All-Reduce used all of a small effort, and a worker at half speed slowed all others."""
     thin = with_links(1e9, 4e8, model_bytes=2_000_000, compute=0.05, slowdown=((4, 2.0),), jitter=0.1)
     planned = plan(steady_job("2x4", thin, effort=0.5, gap=False, quorum=False))
     assert planned.recommendation.name.startswith("paced"), planned.recommendation.name
 
 
 def test_small_effort_measures_unequal_steps_with_random_times():
-    """Sampled settings were charged ten times what they take, and pairs were recommended at 2.5 times the time."""
+    """Regression: sampled settings were charged ten times their cost, and pairs won at 2.5 times the time."""
     thin = Hardware(
         inside=Link.of_bandwidth(6e8, 1e-5), nic=Link.of_bandwidth(2.3e6, 1e-4), model_bytes=2_000_000, compute=0.05
     )
@@ -123,14 +123,14 @@ def test_small_effort_measures_unequal_steps_with_random_times():
     assert planned.recommendation.name.startswith("paced node-then-all"), planned.recommendation.name
 
 
-# What is priced by a run in virtual time is an option only if its consensus distance is steady there
+# Options priced by simulation must have a steady consensus distance
 
 
 THIN = with_links(442.9e6, 11.07e6, latency=1e-4, model_bytes=2_730_747, compute=0.03875, jitter=0.1)
 
 
 def distance_after(schedule, asked, num_rounds):
-    """The consensus distance of neighbors that keep a gap in a run of so many rounds, from their reduces alone."""
+    """Return the consensus distance of an iteration-gap run after `num_rounds`, computed from its reduces."""
     replay = Replay(schedule.strategy.graphs[0], schedule.strategy.sync, seed=asked.seed)
     times = asked.compute_times
     case = Case(
@@ -141,7 +141,7 @@ def distance_after(schedule, asked, num_rounds):
 
 
 NEAR = "clustered gap: backup 1, parallel"
-"""The setting whose distance is just steady or just not, by the links."""
+"""A setting whose distance is steady or not, depending on the links."""
 
 
 @cache
@@ -168,14 +168,14 @@ def test_distances_are_steady_within_10_percent():
 
 @pytest.mark.timeout(900)
 def test_isolated_nodes_are_not_recommended():
-    """Over these links updates of other nodes never come in time: each node trains alone, and nothing waits for it."""
+    """On these links updates of other nodes are always late, so each node trains alone and no worker waits."""
     asked = steady_job("4x8", THIN, optimizer=Optimizer.ADAM, effort=10.0)
     planned = plan(asked)
     graph = registry.build("clustered", asked.cluster)
     gap = IterationGap(max_ig=2, backup=1, update_order=UpdateOrder.DPSGD)
     alone = replace(graph, name="clustered gap: backup 1, parallel", strategy=replace(graph.strategy, sync=gap))
     apart = [distance_after(alone, asked, rounds) for rounds in (60, 180, 360)]
-    assert apart[2] > 2 * apart[1] * 0.9 > 4 * apart[0] * 0.9, "it grows with the run"
+    assert apart[2] > 2 * apart[1] * 0.9 > 4 * apart[0] * 0.9, "the distance grows with the run"
     assert alone.name not in {option.name for option in planned.options}
     assert alone.name not in {option.name for option in planned.front}
     assert any(f"{alone.name} (" in said for said in planned.cautions if said.startswith("left out, because a longer"))
@@ -187,7 +187,7 @@ def test_isolated_nodes_are_not_recommended():
 
 
 def nearly(bandwidth):
-    """A node of two workers sends 2 MB across in a step of 51.5 ms, which 38.8 MB/s would just do."""
+    """Return a job in which a node of two workers sends 2 MB per step of 51.5 ms, which needs 38.8 MB/s."""
     hardware = with_links(1e9, bandwidth, model_bytes=1_000_000, compute=0.05, jitter=0.3)
     return steady_job("4x2", hardware, effort=20.0)
 
@@ -202,7 +202,7 @@ def test_steady_check_separates_links_just_below_and_above_the_need(bandwidth, s
     if steady:
         (option,) = kept
         assert is_steady(apart)
-        assert float(option.consensus_distance) == pytest.approx(apart[-1]), "the price is that of the long run"
+        assert float(option.consensus_distance) == pytest.approx(apart[-1]), "the price is that of the longest run"
     else:
         assert apart[2] > 1.5 * apart[1] > 2.25 * apart[0]
         assert "after 60, 120 and 240 rounds" in check.left_out[NEAR]
@@ -232,7 +232,7 @@ def test_random_jobs_recommend_proved_or_steady_options(seed):
     )  # fmt: skip
     asked = steady_job(rng.choice(["2x3", "4x2", "8x1"]), hardware, effort=0.7, disturbance=disturbance)
     planned = plan(asked)
-    assert all(option.longer is None for option in planned.options), "each that comes from a run was run for longer"
+    assert all(option.longer is None for option in planned.options), "each simulated option was extended"
     assert planned.proof.guarantees_consensus == (planned.consensus == "guaranteed")
     for option in planned.options:
         if option.gap and option.consensus_distance.kind is Kind.ESTIMATE:
@@ -255,9 +255,11 @@ def test_option_that_wins_only_at_the_stated_slowdown_is_excluded():
     assert said.startswith(f"{chosen.name} (if they were half as slow, it would take 1.")
     assert said.endswith(f"times as long as {plain.name})")
     assert not check.lost(chosen, [chosen, replace(just_behind, steps_ratio=5 * just_behind.steps_ratio)])
-    assert not check.lost(just_behind, [chosen, just_behind]), "what has common rounds answers no slow worker"
+    assert not check.lost(just_behind, [chosen, just_behind]), (
+        "an option with common rounds does not depend on a slow worker"
+    )
     for other in (replace(asked, gap=True), replace(asked, take=chosen.name)):
-        assert not SteadyCheck(other, check.clock, 1e3).lost(chosen, [chosen, just_behind]), "it is asked for"
+        assert not SteadyCheck(other, check.clock, 1e3).lost(chosen, [chosen, just_behind]), "the option was requested"
     late = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 0.0)
     assert "there was no time to run it with less slow workers" in late.lost(chosen, [chosen, just_behind])
 

@@ -1,4 +1,4 @@
-"""Pictures: one palette, one style for a group wherever it is drawn, axes with units, and scales that can be read."""
+"""Pictures: one palette, one style per group, axes with units, and readable scales."""
 
 import re
 from itertools import combinations, pairwise
@@ -26,7 +26,7 @@ ROOT = Path(partreduce.__file__).parent.parent
 
 
 def lightness_and_color(code, matrix):
-    """A color as somebody with the given kind of vision sees it, in CIE L*a*b* (D65)."""
+    """Return a color under this type of color vision, in CIE L*a*b* (D65)."""
     values = np.array([int(code[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
     linear = np.clip(np.array(matrix) @ linear, 0, 1)
@@ -54,13 +54,13 @@ def test_styles_differ_by_more_than_color():
     styles = [palette.style(index) for index in range(palette.NUM_STYLES)]
     assert len({(style.color, style.hatch) for style in styles}) == palette.NUM_STYLES
     first = styles[: len(palette.OKABE_ITO)]
-    assert len({style.marker for style in first}) == len(first), "dots differ without color"
+    assert len({style.marker for style in first}) == len(first), "markers differ without color"
     assert all(a.dash != b.dash for a, b in pairwise(first))
 
 
 def test_colors_are_defined_in_the_palette_only():
     for path in [*(ROOT / "partreduce").glob("*.py"), *(ROOT / "partreduce" / "report").glob("*.py")]:
-        if path.name in {"palette.py", "page.py"}:  # a page's style sheet is no picture
+        if path.name in {"palette.py", "page.py"}:  # a style sheet of a page is no picture
             continue
         codes = set(re.findall(r'"(#[0-9a-fA-F]{6})"', path.read_text()))
         assert not codes, path
@@ -73,7 +73,7 @@ def test_group_has_one_style_in_terminal_pictures_and_reports():
     everybody = tuple(range(8))
     looks = [grid.styles[grid.index_of(everybody)] for grid in grids if grid.index_of(everybody) is not None]
     assert len(looks) == 2
-    assert len(set(looks)) == 1, "all workers together look the same in every schedule of a report"
+    assert len(set(looks)) == 1, "the global group looks the same in every schedule of a report"
     grid = grids[1]
     node = grid.styles[grid.index_of((0, 1, 2, 3))]
     (table,) = terminal_tables(grid, 200)
@@ -104,7 +104,7 @@ def test_log_axis_keeps_values_apart_despite_an_outlier(values):
     low, high = axis.transData.transform([(axis.get_xlim()[0], 1), (axis.get_xlim()[1], 1)])[:, 0]
     places = [(axis.transData.transform((value, 1))[0] - low) / (high - low) for value in values]
     assert all(0 <= place <= 1 for place in places)
-    assert places[-2] - places[0] > 0.3, "linear axes leave 2 % to all values but the last"
+    assert places[-2] - places[0] > 0.3, "linear axes would leave 2 % to all values but the last"
     texts = [axis.xaxis.get_major_formatter()(tick, 0) for tick in axis.xaxis.get_major_locator()()]
     assert len(texts) >= 3
     assert not any("{" in text or "e+" in text for text in texts)

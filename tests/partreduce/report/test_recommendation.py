@@ -1,4 +1,4 @@
-"""The answer of `design`: at most 40 lines of 80 columns, in one order, with the planner's own numbers."""
+"""The answer of `design`: at most 40 lines of 80 columns, in a fixed order, with the planner's numbers."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def decide_once(monkeypatch):
-    """A test's equal jobs are decided once, such as for `design` as text and as JSON."""
+    """Decide equal jobs of a test once, such as for `design` as text and as JSON."""
     decide, known = planning.decide, {}
 
     def once(asked, *say):
@@ -91,7 +91,7 @@ def test_answer_fits_a_screen_with_parts_in_order(job, effort, capsys, request):
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("slow", "factor"), [((2, 3), "1.40"), ((), "")])
 def test_answer_prices_the_omitted_steps_of_slow_workers(capsys, slow, factor):
-    """Of 2x2 workers half take one step where the others take three: two thirds of the steps, to the power of -0.83."""
+    """In 2x2 half of the workers take one step of three: two thirds of the steps, to the power of -0.83."""
     words = ["design", "2x2", "--set", "compute=160ms", "--model-bytes", "37MB", *FAST]
     said = " ".join(ran(capsys, [*words, *(word for one in slow for word in ("--set", f"slow={one}:3"))]).out.split())
     assert ("because slow workers take fewer" in said) == bool(factor)
@@ -103,11 +103,11 @@ COMPUTING = ["--set", "compute=160ms", "--model-bytes", "37MB"]
 
 @pytest.mark.usefixtures("brief", "decide_once")
 def test_answer_compares_with_the_cluster_without_slow_workers(capsys):
-    """Worker 3 is the last one of node 0; 15 workers need 16/15 of the steps for as many samples."""
+    """Worker 3 is on node 0; 15 workers need 16/15 of the steps for as many samples."""
     slow = ["4x4", *COMPUTING, "--set", "slow=3:5x", "--effort", "0.5"]
     said = " ".join(ran(capsys, ["design", *slow]).out.split())
     whole = json.loads(ran(capsys, ["design", *slow, "--json"]).out)["recommendation"]
-    assert sorted(set(whole["steps_per_round"])) == [1, 5], "so its price counts the steps that worker 3 leaves out"
+    assert sorted(set(whole["steps_per_round"])) == [1, 5], "so the price counts the omitted steps of worker 3"
     hardware = with_links(10e9, 5e9, model_bytes=37_000_000, compute=0.16)
     left = PlanRequest(cluster=replace(Cluster.parse("3,4,4,4"), hardware=hardware), optimizer=Optimizer.ADAM)
     ours, theirs = whole["step_seconds"] * whole["steps_ratio"], min(one.time for one in competitors(left))
@@ -118,7 +118,7 @@ def test_answer_compares_with_the_cluster_without_slow_workers(capsys):
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("slow", [(2, 3), ()])
 def test_removing_slow_workers_is_explained_even_if_it_does_not_pay(capsys, slow):
-    """Without two of four workers that take 1.5 times as long, a step has a half of the samples, not five sixths."""
+    """Without two of four workers at 1.5 times the compute time a step has half of the samples, not five sixths."""
     asked = ["design", "1x4", *COMPUTING, "--optimizer", "sgd", *FAST, "--explain"]
     said = " ".join(ran(capsys, [*asked, *(word for one in slow for word in ("--set", f"slow={one}:1.5"))]).out.split())
     assert "lost samples counted" not in said
@@ -128,7 +128,7 @@ def test_removing_slow_workers_is_explained_even_if_it_does_not_pay(capsys, slow
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("words", [("1x2", "--set", "slow=1:3"), ("1x4", "--set", "slow=3:5", "--max", "group=4")])
 def test_cluster_without_its_slow_workers_may_be_too_small(capsys, words):
-    """For one worker alone there is no schedule; a limit on groups may exceed the workers that are left."""
+    """A single worker needs no schedule, and a limit on groups may exceed the remaining workers."""
     said = ran(capsys, ["design", *words, *FAST]).out
     assert ("\nslow workers" in said) == (words[0] == "1x4")
 
@@ -315,5 +315,5 @@ def test_simple_baseline_ignores_limits_that_exclude_all(job_and_options, asked)
     assert not family(chosen.schedule)
     assert compared.every_step.schedule.strategy.averages_gradients
     best = compare(recommend(options, free), options, free).simple
-    assert compared.simple.time <= best.time * 1.13, "what the same cluster has without the limit"
+    assert compared.simple.time <= best.time * 1.13, "the same cluster without the limit"
     assert compared.simple is not compared.every_step

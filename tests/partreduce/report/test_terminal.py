@@ -1,4 +1,4 @@
-"""The terminal as users have it: narrow, closed early by `head`, without UTF-8, and at the end of a pipe."""
+"""Terminals: narrow, closed early by `head`, without UTF-8, and pipes."""
 
 import json
 import os
@@ -29,7 +29,7 @@ for arguments in json.loads(sys.argv[1]):
     code = main(arguments)
     assert code == 0, (arguments, code)
 """
-"""Several commands in one process, whose standard streams are as its variables say."""
+"""Several commands in one process, whose standard streams follow its environment."""
 
 
 def run(*arguments, code=0, stdin="", **environment):
@@ -39,7 +39,7 @@ def run(*arguments, code=0, stdin="", **environment):
 
 
 def each(*commands, **environment):
-    """What commands print, as bytes, in a process that begins with these variables."""
+    """Run commands in one process with these environment variables."""
     commands = json.dumps([[str(one) for one in command] for command in commands])
     done = subprocess.run(
         [sys.executable, "-c", EACH, commands], capture_output=True, check=False, cwd=ROOT, timeout=100,
@@ -50,7 +50,7 @@ def each(*commands, **environment):
 
 
 def shell(command, **environment):
-    """A line of bash in which `partreduce` is ours; its own exit code is printed last on standard error."""
+    """Run a line of bash in which `partreduce` is this package."""
     text = f'partreduce() {{ {sys.executable} -m partreduce "$@"; }}\n{command}'
     return subprocess.run(
         ["bash", "-c", text], capture_output=True, text=True, check=False, cwd=ROOT, timeout=100,
@@ -89,7 +89,7 @@ def test_names_stay_whole_and_columns_drop_by_priority(width):
     for name in names:
         assert sum(name in line and "51.75 ms" in line for line in lines) == 1
     left = [i for i in range(1, 8) if f"column-{i}" in lines[2]]
-    assert left == list(range(1, len(left) + 1)), "the highest priority to leave leaves first"
+    assert left == list(range(1, len(left) + 1)), "columns drop by priority"
     gone = ", ".join(f"column-{i}" for i in range(len(left) + 1, 8))
     assert gone in " ".join(" ".join(lines).split())
     assert ("Too narrow" in " ".join(lines)) == bool(gone)
@@ -123,7 +123,7 @@ def test_catalogue_names_are_not_truncated(width):
 
 @pytest.mark.parametrize("columns", ["0", "-5", "wide", "9" * 5000])
 def test_invalid_columns_variable_is_ignored(monkeypatch, columns):
-    """rich printed nothing at all in 0 columns, as some containers state."""
+    """Regression: rich printed nothing at 0 columns, which some containers set."""
     monkeypatch.setenv("COLUMNS", columns)
     with fresh_terminal():
         assert console().width == 120
@@ -141,7 +141,7 @@ def test_long_schedule_is_shown_in_parts_that_fit(tmp_path):
     assert steps == list(range(40))
 
 
-# Readers that leave
+# Closed pipes
 
 
 @pytest.mark.parametrize("arguments", [
@@ -149,7 +149,7 @@ def test_long_schedule_is_shown_in_parts_that_fit(tmp_path):
     "design 64x8 --build 'node-then-all(node_rounds=400)' -o -",
 ])  # fmt: skip
 def test_closed_pipe_exits_with_0(figure_10, arguments):
-    """`true` reads nothing and is gone before the first line is written, so every write meets a closed pipe."""
+    """`true` exits without reading, so every write fails with EPIPE."""
     done = shell(f"partreduce {arguments} | true; exit ${{PIPESTATUS[0]}}".replace("FIGURE_10", str(figure_10)))
     assert done.returncode == 0
     assert "Traceback" not in done.stderr if "-o -" in arguments else done.stderr == ""
@@ -194,7 +194,7 @@ def test_verify_reads_stdin_and_writes_the_certificate_to_stdout(figure_10, tmp_
     done = run("verify", "-", "--certificate", "-", stdin=figure_10.read_text())
     assert json.loads(done.stdout)["claims"]
     assert "PROVED: " in done.stderr
-    assert done.stderr.rstrip().endswith("checker CERTIFICATE SCHEDULE"), "the checker itself reads no pipe"
+    assert done.stderr.rstrip().endswith("checker CERTIFICATE SCHEDULE"), "the checker reads no pipe"
     certificate = tmp_path / "certificate.json"
     certificate.write_text(done.stdout)
     checker = [sys.executable, "-I", ROOT / "verify" / "checker", certificate, figure_10]
@@ -203,7 +203,7 @@ def test_verify_reads_stdin_and_writes_the_certificate_to_stdout(figure_10, tmp_
 
 @pytest.mark.parametrize("arguments", [["--help"], ["design", "--list"], ["schema"]], ids=" ".join)
 def test_full_disk_on_stdout_is_one_line(arguments, tmp_path):
-    """A full disk was a traceback and exit code 1."""
+    """Regression: a full disk was a traceback and exit code 1."""
     full, said = os.open("/dev/full", os.O_WRONLY), tmp_path / "said"
     with said.open("wb") as err:
         code = WARM.start("partreduce", *arguments, streams=[0, full, err.fileno()]).wait()
@@ -262,7 +262,7 @@ def test_workers_get_a_file_for_a_piped_schedule(tmp_path):
     assert done.stdout.count("2") >= 2
 
 
-# Exit codes, completion, start-up
+# Exit codes and completion
 
 
 def test_every_exit_code_is_in_the_help_and_the_docs():

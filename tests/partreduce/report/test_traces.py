@@ -1,4 +1,4 @@
-"""`partreduce report`: what traces of runs come to, by hand and from real workers, and the verdict between them."""
+"""`partreduce report`: metrics of handmade traces and of real workers, and the verdict."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups
 
 
 def write(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
-    """Two workers on two nodes: each computes `step` seconds a step and 0.1 s in sums; worker 1 comes `slow` later."""
+    """Write traces of two workers on two nodes: `step` s per step, 0.1 s per all-reduce, worker 1 `slow` s later."""
     folder.mkdir()
     for rank in range(2):
         events = []
@@ -40,8 +40,8 @@ def test_handmade_trace_gives_seconds_waiting_bytes_and_losses(tmp_path):
     assert run.step_seconds == pytest.approx(1.0)
     assert run.operation_seconds == pytest.approx((0.5 + 0.1) / 2)
     assert run.waiting_seconds == pytest.approx(0.4 / 2), "worker 0 waits for worker 1"
-    assert run.nic_bytes == pytest.approx(2 * 1000), "each of two nodes sends all of a ring of two"
-    assert [value for _, value in run.losses] == pytest.approx([3.5, 1.5]), "the mean over the workers"
+    assert run.nic_bytes == pytest.approx(2 * 1000), "each of two nodes sends a full model in a ring of two"
+    assert [value for _, value in run.losses] == pytest.approx([3.5, 1.5]), "the mean over workers"
     assert run.seconds_to(1.5) == pytest.approx(1.4)
     assert run.seconds_to(1.0) is None
 
@@ -61,7 +61,9 @@ def test_verdict_counts_runs_that_miss_the_loss(tmp_path):
     base = [read_run(write(tmp_path / "a", "A", step=1.0, losses=[3.0, 1.0]))]
     other = [read_run(write(tmp_path / "b", "B", step=0.5, losses=[3.0, 2.0]))]
     told = verdict(base, other, 1.5)
-    assert told.endswith("reached a loss of 1.5 in 0 of 1 of its runs, A in 1 of 1: only A reached it"), "not: faster"
+    assert told.endswith("reached a loss of 1.5 in 0 of 1 of its runs, A in 1 of 1: only A reached it"), (
+        'a missed loss excludes "faster"'
+    )
     assert verdict(other, base, 1.5).endswith(": only A reached it")
     assert verdict(base, other, 0.5).endswith("the runs decide nothing: repeat them")
 
@@ -95,7 +97,7 @@ def test_folder_without_traces_is_one_line(tmp_path, capsys, text, words):
 
 
 def test_report_reads_traces_of_real_workers(tmp_path):
-    """Pairs average inside nodes; the distance to the mean at mean_model() is that of two pairs that differ."""
+    """Pairs average inside nodes, so the distance at mean_model() is that of two unequal pairs."""
     phases = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [range(4)])))
     plan = Schedule("pairs", Cluster.regular(2, 2), StaticGroups(phases=phases))
 
@@ -117,7 +119,7 @@ def test_report_reads_traces_of_real_workers(tmp_path):
     run = read_run(tmp_path)
     assert (run.schedule, run.num_workers, run.steps) == ("pairs", 4, 4)
     assert [value for _, value in run.losses] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert run.consensus_distance == pytest.approx(1.0), "after step 5 pairs stand at -1 and -3 from the last mean"
+    assert run.consensus_distance == pytest.approx(1.0), "after step 5 pairs are at -1 and -3 from the last mean"
     assert 0 <= run.waiting_seconds <= run.operation_seconds
     assert run.step_seconds > 0
     assert run.nic_bytes > 0

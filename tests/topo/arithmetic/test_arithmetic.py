@@ -1,4 +1,4 @@
-"""The shared arithmetic against the plainest way of computing the same."""
+"""Exact arithmetic against direct computations."""
 
 from fractions import Fraction
 
@@ -24,7 +24,7 @@ def multiply(left, right):
 
 
 def ldl(rows):
-    """The pivots by plain elimination in fractions."""
+    """Return the pivots of elimination in fractions."""
     work, diagonal = [list(row) for row in rows], []
     for k in range(len(work)):
         diagonal.append(work[k][k])
@@ -60,7 +60,7 @@ def test_pivots_match_elimination_in_fractions(size):
     rng = np.random.default_rng(size)
     refused = 0
     for trial in range(60):
-        # Low rank and zeros on the diagonal make zero pivots, with and without something below them.
+        # Low rank and zeros on the diagonal make zero pivots, with and without nonzero entries below.
         rows = draw_rows(rng, size, max(1, size - trial % 3))
         square = multiply(rows, [list(c) for c in zip(*rows, strict=True)])
         shift = Fraction(int(rng.integers(-3, 4)), 2)

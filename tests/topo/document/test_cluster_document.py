@@ -54,7 +54,7 @@ VALUE = Cluster.regular(
 
 
 def equal(one, other):
-    """Cluster equality, hardware included whatever the value's own rule is."""
+    """Compare clusters including their hardware."""
     return one == other and one.hardware == other.hardware
 
 
@@ -261,7 +261,7 @@ def test_limits_of_yaml_files(tmp_path):
 
 
 def test_truncated_example_loads_or_is_rejected_in_one_line(tmp_path):
-    """YAML has no closing bracket at its end, so some prefixes are whole files; none may end in anything else."""
+    """YAML has no closing bracket, so some prefixes are valid; no other exception is allowed."""
     data = EXAMPLE.encode()
     outcomes = [outcome_of(data[:length]) for length in range(len(data))]
     refusals = [outcome for outcome in outcomes if isinstance(outcome, DocumentError)]
@@ -288,11 +288,10 @@ texts = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs
     )
 )
 def test_yaml_reader_reads_json(value):
-    """JSON is YAML: quoted texts, numbers and words mean the same to both readers."""
     assert parse_yaml(json.dumps(value, ensure_ascii=False).encode()) == value
 
 
-# Pilot files: what is written is read back, and nothing else is read
+# Pilot files: round trips and strictness
 
 
 def pilot(*, sorted_data=False):

@@ -1,4 +1,4 @@
-"""Broken schedule files: each is one DocumentError on one line that names the place, and none is slow or fatal."""
+"""Invalid schedule files: each raises one DocumentError of one line with its place, quickly."""
 
 import copy
 import json
@@ -66,7 +66,7 @@ def edit(*change):
 
 
 def error_of(data, **limits):
-    """The error of a refused document, after checking what every refusal owes its reader."""
+    """Return the error of an invalid document, after checking the properties of every such error."""
     with pytest.raises(DocumentError) as caught:
         parse_schedule(data, **limits)
     error = caught.value
@@ -108,7 +108,7 @@ def test_truncation_at_every_byte_is_rejected(base, ensure_ascii):
 
 P0 = ("strategy", "phases", 0)
 BROKEN = [
-    # (document, place, words that the message holds)
+    # (document, place, part of the message)
     (edit(RULE, ["version"], 2), "version", "is 2; this partreduce reads version 1; install a newer"),
     (edit(RULE, ["version"], 0), "version", "is 0"),
     (edit(RULE, ["version"], True), "version", "is true"),
@@ -216,7 +216,7 @@ BROKEN = [
     (edit(NEIGHBOR, ["strategy", "rounds", 0, "weights"], ["1/2"]), "strategy.rounds[0].weights", "1 entries for 3"),
     (edit(NEIGHBOR, ["strategy", "rounds", 0, "weights"], 0.5), "strategy.rounds[0].weights", "must be exact"),
     (edit(NEIGHBOR, ["strategy", "prologue"], 1), "strategy", 'unknown key "prologue"'),
-    # what JSON itself must not hold
+    # invalid JSON
     (b'{"a": {"b": [1, {"c": 1, "d": 2, "c": 3}]}}', "a.b[1]", 'has the key "c" twice'),
     (b'{"a": 1, "\\u0061": 1}', "document", 'has the key "a" twice'),
     (b'{"a": [0, NaN]}', "a[1]", "is NaN; numbers are finite"),
@@ -294,7 +294,7 @@ def test_depth_ignores_brackets_in_strings():
     parse_json(deepest)
     with pytest.raises(DocumentError, match="nested deeper"):
         parse_json(b'["\\\\", ' + deepest + b"]")
-    # strings, escapes and brackets that lie across the chunks of the scan
+    # strings, escapes and brackets across the chunks of the scan
     filler = b'"' + b"\\\\" * (2**19 - 20) + b"[" * 60 + b'"'
     for shift in range(20):
         parse_json(b"[" + b" " * shift + filler + b", 1]")
@@ -338,7 +338,7 @@ def test_unreadable_files_raise_file_error(tmp_path):
         assert caught.value.exit_code == 74
         assert "cannot be opened" in str(caught.value)
         assert str(caught.value).isprintable()
-    # A socket cannot even be opened; its path must be short, so it is made from inside the folder.
+    # A socket cannot be opened either; its path must be short, so it is created through the folder's descriptor.
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"/proc/self/fd/{os.open(tmp_path, os.O_RDONLY)}/s")
         with pytest.raises((FileError, DocumentError)):
@@ -414,7 +414,7 @@ def test_strict_reader_agrees_with_json_on_clean_documents(examples):
 def check_strict_reader(value, ensure_ascii):
     try:
         data = json.dumps(value, ensure_ascii=ensure_ascii).encode()
-    except UnicodeEncodeError:  # a lone surrogate cannot even be written as UTF-8
+    except UnicodeEncodeError:  # a lone surrogate cannot be encoded as UTF-8
         return
     if "\\ud" in data.decode() and any("\ud800" <= char <= "\udfff" for char in str(json.loads(data))):
         with pytest.raises(DocumentError, match="surrogate"):

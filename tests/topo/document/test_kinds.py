@@ -1,4 +1,4 @@
-"""Kinds without fixed phases, gaps and quorums in documents: round trips, canonical forms, and refusals."""
+"""Kinds without fixed phases, iteration gaps and quorums in documents: round trips, canonical forms, and errors."""
 
 import json
 from fractions import Fraction
@@ -89,7 +89,7 @@ def test_invalid_strategies_are_rejected_with_their_place(strategy, place, probl
     assert problem in caught.value.problem
 
 
-# `sync.iteration_gap` in documents: every member round trips with one hash, and is refused in one line
+# `sync.iteration_gap` in documents
 
 
 RING = [(i, (i + d) % 4, Fraction(1, 3)) for i in range(4) for d in (1, 3)]
@@ -182,7 +182,7 @@ def test_gap_needs_one_graph_of_neighbors():
         check_error(checker.Refusal, "goes with 1 weighted graph", checker.read_schedule, json.loads(json.dumps(raw)))
 
 
-# A quorum as a value of the when axis: what it says of itself, which settings are refused, what files hold
+# `sync.partial` as a value and in documents
 
 
 CLUSTER = Cluster.regular(2, 2)

@@ -1,4 +1,4 @@
-"""Schedules survive their documents: load and dump are inverse, and the hash sees the content and nothing else."""
+"""Schedule documents: load and dump are inverse, and the hash depends on the content only."""
 
 import json
 import resource
@@ -62,7 +62,7 @@ def clusters(draw):
 
 @st.composite
 def phases(draw, num_workers):
-    """Groups of any kind that may load: also overlapping ones, which `verify` refutes."""
+    """Groups that load, including overlapping ones, which `verify` refutes."""
     count = draw(st.integers(0, 4))
     members = st.sets(st.integers(0, num_workers - 1), min_size=2, max_size=num_workers)
     return Phase.from_groups(num_workers, [Group(tuple(draw(members)), draw(relaxes)) for _ in range(count)])
@@ -83,7 +83,7 @@ def rule_phases(draw, size, digits):
 
 @st.composite
 def failure_plans(draw, cluster, strategy):
-    """A plan that fits, or the simplest one where groups share a worker."""
+    """A valid plan, or the simplest one if groups share a worker."""
     rules = [SurvivorRule.ALL_REDUCE]
     if isinstance(strategy, StaticGroups):
         rules.append(SurvivorRule.KEEP_GROUPS)
@@ -208,7 +208,7 @@ def test_canonical_form_is_sorted_compact_json_without_certificate(schedule):
 
 
 def shuffle(document, rng):
-    """The same schedule as another author may write it: groups, blocks, ranks, digits, edges and keys in any order."""
+    """Reorder groups, blocks, ranks, digits, edges and keys without changing the schedule."""
     strategy = document["strategy"]
     for phase in strategy.get("phases", []):
         rng.shuffle(phase)
@@ -260,7 +260,7 @@ def test_hash_changes_with_every_setting():
 
 
 def test_hash_of_a_known_schedule_never_changes():
-    """Certificates name this hash: a change of the canonical form would orphan them all."""
+    """Certificates contain this hash, so changing the canonical form would invalidate all of them."""
     expected = (
         b'{"cluster":{"num_nodes":2,"workers_per_node":2},"format":"partreduce.schedule","name":"pairs","strategy":'
     )
@@ -321,7 +321,7 @@ def test_phases_are_written_one_per_line():
 @laws
 @given(st.data())
 def test_bulk_check_accepts_only_what_the_model_accepts(data):
-    """The bulk check replaces the model for clean phases, so it must never be the laxer of the two."""
+    """The bulk check replaces the model for clean phases, so it must not be less strict."""
     junk = st.one_of(
         st.booleans(), st.none(), st.floats(allow_nan=False), st.text(max_size=3), st.just(-1), st.just([])
     )
@@ -383,7 +383,7 @@ def test_certificate_is_kept_and_bounded():
 
 
 def test_interrupted_write_keeps_the_previous_file(tmp_path):
-    """The disk is "full" after 1,000 bytes: the kernel's own limit on file sizes plays that part."""
+    """The kernel's limit on file sizes of 1,000 bytes simulates a full disk."""
     path = tmp_path / "schedule.json"
     good = Schedule("good", Cluster.regular(2, 2), AllReduce())
     write_schedule(path, good)

@@ -1,4 +1,4 @@
-"""Schemas, the examples of docs/file-format.md, old names, and phases that repeat."""
+"""Schemas, the examples of docs/file-format.md, renamed keys, and repeated phases."""
 
 import json
 import random
@@ -38,7 +38,7 @@ def test_stale_schemas_are_named(tmp_path):
 
 
 def objects_of(schema):
-    """Every object schema, wherever it stands."""
+    """Yield every object schema at any depth."""
     if isinstance(schema, dict):
         if schema.get("type") == "object" and "properties" in schema:
             yield schema
@@ -62,7 +62,7 @@ def test_schedule_schema_lists_every_kind():
     assert kinds == set(KINDS)
 
 
-# The examples of docs/file-format.md are what the page says they are
+# The examples of docs/file-format.md
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "file-format.md").read_text(encoding="utf-8")
@@ -117,7 +117,7 @@ def test_every_unit_prefix_is_on_the_page():
         assert unit in units.SIZES or unit in units.BANDWIDTHS
 
 
-# An older file is refused with what its keys and words are called now
+# Old files are rejected with the new names of their keys and values
 
 
 GROUP = {"group": [0, 1, 2, 3]}
@@ -143,7 +143,7 @@ DOCUMENTS[0]["failure_plan"] = {"rule": "keep_groups", "failures": 1}
 
 
 def inner_objects(value):
-    """Every object of a document."""
+    """Yield every object of a document."""
     if isinstance(value, dict):
         yield value
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -151,7 +151,7 @@ def inner_objects(value):
 
 
 def problems_of_old(applies, edit):
-    """What the loader says of every document with one object of it, to which the edit applies, made old."""
+    """Yield the error of every document with one matching object edited to its old form."""
     for raw in map(deepcopy, DOCUMENTS):
         for inner in inner_objects(raw):
             if applies(inner):
@@ -190,7 +190,7 @@ def test_renamed_key_is_unknown_where_the_new_name_is_invalid():
     check_error(DocumentError, 'strategy: has the unknown key "order"', parse_schedule, json.dumps(raw).encode())
 
 
-# A phase that repeats is written once with its count; schedule and hash are those of the phases one by one
+# A repeated phase is written once with its count, and has the schedule and hash of the listed phases
 
 
 BLOCKS = ([{"local": [0, 1], "across": []}], [{"local": [0], "across": [0]}], [])
@@ -229,7 +229,7 @@ def test_equal_consecutive_phases_are_written_once():
 
 
 def test_repeats_count_toward_the_limits():
-    def both(phases, num_workers=4, **strategy):  # not `agree`, which writes all ranks of a repetition
+    def both(phases, num_workers=4, **strategy):  # not `agree`, which would write all ranks of a repetition
         raw, is_read = static(phases, 1, num_workers, **strategy), True
         try:
             parse_schedule(json.dumps(raw))

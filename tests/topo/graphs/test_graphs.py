@@ -1,4 +1,4 @@
-"""Topologies and their weights against closed forms and printed metrics."""
+"""Graphs and their weights against closed forms, networkx and published metrics."""
 
 import inspect
 from fractions import Fraction
@@ -105,7 +105,7 @@ def test_invalid_weights_are_rejected_in_one_line():
 
 
 def test_every_weighting_method_is_registered():
-    """A function Graph → Round is a method, and has its row under its own name."""
+    """Every function Graph → Round of the module is a method under its own name."""
     methods = {
         name.replace("_", "-"): function
         for name, function in inspect.getmembers(weights_module, inspect.isfunction)

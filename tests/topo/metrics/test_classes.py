@@ -1,4 +1,4 @@
-"""Operators and the class path against dense NumPy on random schedules, and the laws that metrics obey."""
+"""Operators and Fourier classes against dense NumPy on random schedules, and invariants of metrics."""
 
 import math
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_unequal_steps_in_nodes_fall_back_to_dense():
     assert rule_sectors(schedule) is None
     found = consensus_distance(schedule)
     assert "dense" in found.how
-    # Nothing is left after a round; inside one, the slow worker is the one that is busy all the time.
+    # The distance is 0 after a round; inside one, only the slow worker computes in every step.
     steps = np.array([[s * p // 5 for p in steps_per_round] for s in range(1, 5)])
     assert found.value == pytest.approx((1 - 1 / 8) * steps.mean(axis=1).sum() / 5, rel=1e-12)
 
@@ -99,7 +99,7 @@ def test_prologue_changes_no_metric(schedule, prologue):
 
 
 def is_for_simulation(schedule, late):
-    """Whether its steps per round differ and are normalized, some group mixes them, and its steady state is near."""
+    """Return whether unequal, normalized steps are mixed by some group and the steady state is reached soon."""
     worker_steps, strategy = schedule.worker_steps(), schedule.strategy
     if len(set(worker_steps)) < 2 or strategy.is_delayed != late or strategy.averaging is Averaging.MEAN:
         return False
@@ -110,7 +110,7 @@ def is_for_simulation(schedule, late):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_reference_metrics_equal_a_simulation(late):
-    """Run the recursion itself on many independent copies: the figures lie within 5 standard errors."""
+    """Simulate many independent copies of the recursion: the metrics are within 5 standard errors."""
     rng = np.random.default_rng(4000)
     schedule = next(one for one in iter(lambda: random_rule(rng), None) if is_for_simulation(one, late))
     figures = metrics_of(schedule)
@@ -157,14 +157,14 @@ def test_limits_choose_the_method():
     assert "svds" in contraction(schedule, limit=MetricLimits(dense_workers=10)).how
 
 
-# Operators and the metrics that are made of them against dense floats, which the test writes down by itself
+# Operators and their metrics against independent dense matrices
 
 
 LARGE = MetricLimits(dense_workers=1)
 
 
 def check(schedule, expected):
-    """All forms of the rounds, and all metrics; whether the schedule converges."""
+    """Check all forms of the rounds and all metrics; return whether the schedule converges."""
     rounds = [matrix for matrix, _ in rounds_of(schedule)]
     n, steps = schedule.num_workers, schedule.steps()
     operators = Operators(steps)
@@ -200,7 +200,7 @@ def check(schedule, expected):
 def check_sectors(sectors, expected, *, keeps_mean):
     if keeps_mean:  # otherwise it is not the norm of P − J
         assert contraction_of(sectors) == pytest.approx(expected["contraction"], abs=1e-10)
-    # A defective eigenvalue is only found to the root of rounding, by NumPy as well as by us.
+    # NumPy also finds a defective eigenvalue only to the square root of the rounding error.
     assert sectors.radius == pytest.approx(expected["radius"], abs=2e-4)
     for name, found in (
         ("consensus_distance", consensus_distance_of(sectors)),
@@ -211,7 +211,7 @@ def check_sectors(sectors, expected, *, keeps_mean):
 
 
 def check_classes(schedule, expected):
-    """A rule's classes in fractions, in floats, and with one place for several local ranks."""
+    """Check a rule's classes in fractions, in floats, and with equal local ranks merged."""
     if schedule.cluster.workers_per_node <= 4:
         exact = exact_consensus_distance(schedule)
         distance = expected.get("consensus_distance", math.inf)
@@ -237,7 +237,7 @@ def check_classes(schedule, expected):
 
 
 def campaign(kind, seed, count):
-    """`count` schedules of a kind; how many of them converge."""
+    """Check `count` schedules of a kind; return how many converge."""
     rng, converging = np.random.default_rng(seed), 0
     for _ in range(count):
         schedule = KINDS[kind](rng)
@@ -263,12 +263,12 @@ def test_outer_radius_of_random_groups_equals_per_worker_steps(kind):
         lr, momentum = Fraction(int(rng.integers(1, 8)), 4), Fraction(int(rng.integers(1, 4)), 4)
         setting = {"lr": lr, "momentum": momentum, "nesterov": bool(rng.random() < 0.5)}
         schedule = with_outer(schedule, OuterStep(**setting, outer_params=OuterParams.PER_WORKER))
-        # A defective eigenvalue is only found to the root of rounding.
+        # A defective eigenvalue is found only to the square root of the rounding error.
         assert outer_radius(schedule) == pytest.approx(outer_radius_of(schedule), abs=2e-4)
 
 
 def with_outer(schedule, outer):
-    """The schedule with outer steps from own outer parameters, which groups make without a relaxation."""
+    """Return the schedule with per-worker outer steps, which exclude a relaxation."""
     strategy = schedule.strategy
     phases = strategy.phases
     if hasattr(phases, "node_radices"):

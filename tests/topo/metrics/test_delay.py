@@ -1,4 +1,4 @@
-"""Late averages and gradients, Hop's spectral gap, and the momentum that a graph allows."""
+"""Delayed averages and gradients, Hop's spectral gap, and the largest momentum of a graph."""
 
 import math
 from dataclasses import replace
@@ -56,14 +56,14 @@ def late(schedule, steps_per_round):
 
 
 def by_definition(schedule, steps_per_round, curvature):
-    """x ← Wx + u with u = (c − 1)x + noise, step by step; the mean square of what differs from the mean."""
+    """Iterate x ← Wx + u with u = (c − 1)x + noise; return the mean square of the difference to the mean."""
     count, period = schedule.num_workers, schedule.period
     off, matrices = np.eye(count) - 1 / count, [mixing_matrix(step) for step in schedule.steps()]
     spread, squares = np.zeros((count, count)), []
     periods = 2 ** ceil(log2(HORIZON / (steps_per_round * period)))
     for index in range((periods + 1) * period):
         begun, own = spread, spread
-        # What a round began with and what it is now have a common covariance; now = c·begun + fresh noise.
+        # The start of a round and its current value share a covariance: now = c·begun + fresh noise.
         for step in range(1, steps_per_round + 1):
             own = (1 - curvature) ** 2 * own + off
             if step < steps_per_round:
@@ -85,7 +85,7 @@ def test_late_distance_equals_the_recursion(schedule):
         found = late_distance(late(schedule, steps_per_round))
         assert found == pytest.approx(by_definition(schedule, steps_per_round, CURVATURE), rel=1e-6)
         assert found == retime(schedule, "worker").late_distance_at(steps_per_round)
-    assert late_distance(schedule) == 0, "nothing is late in synchronous rounds"
+    assert late_distance(schedule) == 0, "synchronous rounds have no late distance"
 
 
 def test_late_distance_is_estimated_from_the_consensus_distance():
@@ -93,11 +93,11 @@ def test_late_distance_is_estimated_from_the_consensus_distance():
     for steps_per_round in (1, 4):
         flat = float(consensus_distance(late(everybody, steps_per_round)))
         found = late_distance_like(flat, steps_per_round, 6 / 7)
-        assert found == pytest.approx(late_distance(late(everybody, steps_per_round)), rel=1e-6), (
-            "All-Reduce does exactly"
-        )
+        assert found == pytest.approx(late_distance(late(everybody, steps_per_round)), rel=1e-6), "exact for All-Reduce"
     assert late_distance_like(float("inf"), 1, 6 / 7) == float("inf")
-    assert late_distance_like(4.0, 1, 6 / 7) > late_distance_like(6 / 7, 1, 6 / 7), "less mixing, farther apart"
+    assert late_distance_like(4.0, 1, 6 / 7) > late_distance_like(6 / 7, 1, 6 / 7), (
+        "less mixing gives a larger distance"
+    )
 
 
 @pytest.mark.parametrize("push", ["worker", "node"])
@@ -138,7 +138,7 @@ def test_retime_needs_a_synchronous_schedule_at_steps_per_round_1(change):
     check_error(InputError, "has steps_per_round 1 and is synchronous", retime, schedule, "worker")
 
 
-# What late gradients cost: limits against eigenvalues, noise factors against Lyapunov equations and a simulation
+# Costs of delayed gradients: limits against eigenvalues, noise factors against Lyapunov equations
 
 
 WIDTHS = range(1, 9)
@@ -146,7 +146,7 @@ MOMENTA = (0.0, 0.3, 0.9)
 
 
 def recursion(h, width, momentum):
-    """The recursion e[t] = (1+μ)e[t−1] − μ·e[t−2] − h·e[t−K] as a matrix, written down on its own."""
+    """Return the matrix of e[t] = (1+μ)e[t−1] − μ·e[t−2] − h·e[t−K]."""
     size = width + 2
     matrix = np.zeros((size, size))
     matrix[0, 0] += 1 + momentum
@@ -177,7 +177,7 @@ def test_stability_limit_is_where_the_spectral_radius_reaches_1(width, momentum)
     for part in np.linspace(0.02, 0.999, 40):
         assert radius(part * limit, width, momentum) < 1 - 1e-9
     for part in np.linspace(1.001, 4.0, 40):
-        assert radius(part * limit, width, momentum) > 1 + 1e-9, "who has left never comes back"
+        assert radius(part * limit, width, momentum) > 1 + 1e-9, "stability does not return above the limit"
     assert radius(limit, width, momentum) == pytest.approx(1, abs=1e-9)
 
 
@@ -222,10 +222,10 @@ def test_pipeline_metrics_equal_allreduce_plus_two():
     assert seen.to_json()["pipeline"] == pytest.approx({"stability_limit": 1.0, "noise_factor": noise_factor(0.1, 2)})
     late = metrics(Schedule("a", cluster, AllReduce(sync=DelayedAveraging())))
     assert late.pipeline is None
-    assert late.consensus_distance.value == pytest.approx(7 / 8), "late parameters, not gradients"
+    assert late.consensus_distance.value == pytest.approx(7 / 8), "delayed parameters, not gradients"
 
 
-# Hop's spectral gap of a bare graph, and how much momentum a graph allows
+# Hop's spectral gap of a graph, and the largest momentum
 
 
 STAR = Round.from_edges(5, [(*edge, Fraction(1, 5)) for i in range(1, 5) for edge in ((0, i), (i, 0))])
@@ -239,7 +239,7 @@ def test_hop_gap_of_a_ring_ignores_edge_weights():
 
 def test_hop_gap_of_a_directed_ring_orders_eigenvalues_by_real_part():
     edges = [(0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 4)), (2, 0, Fraction(1, 8))]
-    # It has the cube roots of 1; the real order takes −1/2, the modulus would take 1.
+    # Its eigenvalues are the cube roots of 1; ordered by real part the second is −1/2, by modulus 1.
     assert hop_gap(Round.from_edges(3, edges)) == pytest.approx(1.5, abs=1e-12)
 
 
@@ -262,7 +262,7 @@ def test_graph_without_a_hop_gap_is_rejected(graph, message):
 
 
 def spread_after(matrix, momentum, rate, *, parallel, steps=4000):
-    """What is left of the differences between workers on the loss x²/2, from a random start; 1 at the start."""
+    """Return the norm of the worker differences on the loss x²/2 from a random start of norm 1."""
     x = np.random.default_rng(1).standard_normal(len(matrix))
     x -= x.mean()
     x /= np.linalg.norm(x)
@@ -284,12 +284,12 @@ def test_worker_differences_shrink_only_below_the_largest_rate(num_workers, mome
     limit = largest_rate(graph, momentum, parallel=parallel)
     matrix = mixing_matrix(graph)
     assert spread_after(matrix, momentum, 0.98 * limit, parallel=parallel) < 0.5
-    if limit < 2 * (1 + momentum):  # otherwise the mean of all is what grows first
+    if limit < 2 * (1 + momentum):  # otherwise the mean diverges first
         assert spread_after(matrix, momentum, 1.02 * limit, parallel=parallel) > 2
 
 
 def test_adapt_then_combine_on_ring_based_allows_little_momentum():
-    """Its smallest eigenvalue over 16 workers is -0.462: 0.32 instead of All-Reduce's 3.8."""
+    """The smallest eigenvalue over 16 workers is -0.462: a rate of 0.32 instead of All-Reduce's 3.8."""
     graph = weigh(ring_based(16))
     assert largest_rate(graph, 0.9, parallel=False) == pytest.approx(0.3165, abs=1e-4)
     assert largest_rate(graph, 0.9, parallel=True) == pytest.approx(1.0224, abs=1e-3)

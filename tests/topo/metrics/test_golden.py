@@ -116,7 +116,7 @@ def test_drift_table(name, schedule):
 
 
 def bare(graph):
-    """With weights that no reader of a bare graph may look at."""
+    """Return a round with arbitrary weights, which metrics of the graph must ignore."""
     edges = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
     return Round.from_edges(graph.num_workers, [(a, b, Fraction(1, 9)) for a, b in edges])
 
@@ -164,7 +164,7 @@ def test_de_bruijn_graphs_are_nilpotent_off_the_mean(base, length):
     assert rounds_to(schedule, 1e-9) == length
 
 
-# Schedules of many workers: sparse factors and Fourier transforms against dense matrices, where both run
+# Many workers: sparse factors and Fourier transforms against dense matrices
 
 
 LARGE = MetricLimits(dense_workers=1)
@@ -237,7 +237,7 @@ def shifts(n, rounds, *, xor=False, **options):
 
 
 def check_against_dense(schedule):
-    """By Fourier transform: the metrics and the whole spectrum."""
+    """Check metrics and spectrum of the Fourier path."""
     fast, dense = circulant_sectors(schedule), dense_sectors(schedule)
     assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
     assert fast.radius == pytest.approx(dense.radius, abs=1e-9)
@@ -279,7 +279,7 @@ def test_fourier_path_on_irregular_nodes_and_large_rings():
 @pytest.mark.parametrize(("a", "b"), [(2, 6), (3, 4), (4, 2), (5, 3), (2, 7)])
 @pytest.mark.parametrize("options", [{}, {"steps_per_round": 3}, {"sync": DelayedAveraging(), "steps_per_round": 2}])
 def test_fourier_path_on_tori_equals_dense(a, b, options):
-    """Random rounds that look the same from every place of an a×b torus, on nodes of all sizes."""
+    """Random translation-invariant rounds on an a×b torus, on nodes of all sizes."""
     rng, n = np.random.default_rng(31 * a + b), a * b
     rounds = []
     for _ in range(2):
@@ -313,7 +313,7 @@ def test_two_joined_rings_of_5000_have_their_closed_form():
     assert found.hop_gap.value == pytest.approx((1 - math.cos(4 * math.pi / (n // 2))) / 2, abs=1e-13)
     random = NeighborAveraging(rounds=(weigh(random_regular(600, degree=4, seed=0)),))
     found = metrics(Schedule("unlike", Cluster.regular(600, 1), random))
-    assert found.contraction.kind is Kind.ESTIMATE, "a graph that looks different from each worker"
+    assert found.contraction.kind is Kind.ESTIMATE, "a graph without symmetry"
 
 
 def test_cyclic_shift_never_converges():
@@ -330,5 +330,5 @@ def test_rounds_that_move_the_mean_are_named():
     assert "not doubly stochastic" in found.contraction.how
     assert found.contraction.value is not None
     assert found.contraction.value > 0.5
-    # Everyone halves its distance to worker 0 in each round, whatever becomes of the mean.
+    # Every worker halves its distance to worker 0 in each round, although the mean moves.
     assert found.radius.value == pytest.approx(0.5)

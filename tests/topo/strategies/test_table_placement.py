@@ -1,4 +1,4 @@
-"""Tables that go their own way, as a value: what files hold, who owns a row, and which schedules refuse them."""
+"""Table placements as values: documents, row owners, and schedules that reject them."""
 
 import json
 import random
@@ -41,7 +41,9 @@ def routes(draw, num_workers):
             own["partitions"] = draw(st.none() | st.integers(least, rows)) if least <= rows else None
         gradient = draw(st.sampled_from(Gradient)) if way is not Placement.DENSE else Gradient.DENSE
         columns = draw(st.integers(1, 9))
-        codec = Codec.NONE if way is Placement.DENSE else draw(st.sampled_from(list(Codec)[:-1]))  # int4 is for sums
+        codec = (
+            Codec.NONE if way is Placement.DENSE else draw(st.sampled_from(list(Codec)[:-1]))
+        )  # int4 is for all-reduce only
         tables.append(
             TablePlacement(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient, codec=codec, **own)
         )
@@ -124,7 +126,7 @@ MEMBERS = ("parameter", "rows", "columns", "way", "gradient", "hosts", "partitio
 
 
 def test_checker_accepts_exactly_the_loadable_tables():
-    """Any value in the place of one member, or of two."""
+    """Put odd values in the place of one member, or of two."""
     draw, taken = random.Random(3), 0
     base = {**WORDS, "way": "sharded", "gradient": "dense", "hosts": [3, 1], "partitions": 5, "codec": "float16"}
     tables = [{**one, name: odd} for one in (base, WORDS) for name in MEMBERS for odd in ODD]

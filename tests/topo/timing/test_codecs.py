@@ -1,4 +1,4 @@
-"""Sums with a codec and in layers: bytes and seconds worked by hand, and the 8-bit sum counted member by member."""
+"""All-reduce with codecs and per-layer buckets: bytes and seconds against hand computations and counted messages."""
 
 from fractions import Fraction
 
@@ -31,7 +31,7 @@ def everyone(cluster, sync=SYNCHRONOUS, **transport):
 
 
 def test_bytes_match_a_measurement_on_16_workers():
-    """What a prototype over gloo sent: MB out of each NIC in a sum of 2.19 MB."""
+    """A prototype over gloo measured the MB sent by each NIC in an all-reduce of 2.19 MB."""
     cluster, hardware = Cluster.regular(4, 4), Hardware(nic=Link(0.0, 1e-7), model_bytes=2_192_296)
 
     def megabytes(**transport):
@@ -67,7 +67,7 @@ def placed_groups(draw):
 @settings(max_examples=40)
 @given(placed_groups(), st.integers(1, 3))
 def test_all_to_all_costs_the_sum_of_its_messages(placed, below):
-    """Every ordered pair of members exchanges 1/k; each message is put on the links that lie between the two."""
+    """Every ordered pair of members exchanges 1/k over the links between them."""
     cluster, members = placed
     node_of = cluster.node_of()
     hardware = Hardware(nic=Link(0.0, 1.0), model_bytes=60)
@@ -79,7 +79,7 @@ def test_all_to_all_costs_the_sum_of_its_messages(placed, below):
     phase = Phase.from_groups(cluster.num_workers, [members])
     found = loads.of_exchange(phase, cluster, hardware, num_bytes=60)
     assert found.busiest_node_bytes() == pytest.approx(sent.max())
-    # A group spreads over as many lanes as the least of its members on a node; one NIC serves one.
+    # A group uses as many lanes as its smallest node has members, and one NIC serves one lane.
     assert found.seconds().tolist() == pytest.approx([sent.max()])
     if cluster.num_nodes > below:
         switch = Switch(tuple(range(below)), Link(0.0, 1.0))
@@ -115,7 +115,7 @@ def test_codec_seconds_add_to_link_seconds():
     assert cost(codec=Codec.BFLOAT16) == pytest.approx(80 * 11, rel=1e-6)
     assert cost(codec=Codec.INT8) == pytest.approx(80 * (10 * (1 + 1 / 8) + 2), rel=1e-6)
     across = 80 * ((10 * (1 + 1 / 4) + 1) / 2 + 1)
-    for codec in (Codec.BFLOAT16, Codec.INT8):  # both are added in float32 where there are stages
+    for codec in (Codec.BFLOAT16, Codec.INT8):  # both are reduced in float32 with a hierarchical algorithm
         assert cost(codec=codec, where=CodecScope.ACROSS_NODES, **HIERARCHICAL) == pytest.approx(across, rel=1e-6)
         assert cost(codec=codec, **HIERARCHICAL) == pytest.approx(across + 80 * 11, rel=1e-6)
 
@@ -185,14 +185,14 @@ def test_segments_start_during_backward():
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("seconds", [2.0, 7.0, 30.0])
 def test_pipeline_time_matches_equation_4(width, seconds):
-    """Pipe-SGD (Li et al., NeurIPS 2018): T·max(computing, sum), and the first sum, which is not hidden."""
+    """Pipe-SGD (Li et al., NeurIPS 2018): T·max(compute, all-reduce), and the first all-reduce, which is not hidden."""
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=int(seconds))
     for drain in DrainPolicy:
         schedule = everyone(Cluster.regular(1, 2), Pipeline(width=width, drain=drain))
         timeline = simulate(schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=20)
         whole = 7.0 + 19 * max(7.0, seconds) + seconds
-        assert timeline.makespan == whole, "operations that have begun end, whether their gradients are dropped or not"
-        # The last K−1 operations are no longer waited for by a step.
+        assert timeline.makespan == whole, "started operations finish, even if their gradients are dropped"
+        # No step waits for the last K−1 operations.
         assert timeline.finish[-1, 0] == 7 + max(19 * 7, (20 - width + 1) * seconds if seconds > 7 else 0)
         assert timeline.waiting().tolist() == [0.0, 0.0]
         assert cycle_time(schedule, hardware, ComputeTimes(base=7.0)).per_step == max(7, seconds)
@@ -205,7 +205,7 @@ def test_published_ring_matches_the_cost_model():
 
 
 def test_pipeline_waits_for_the_gradient_of_k_steps_ago():
-    """Worker 1 computes 6 s, worker 0 2 s, an operation takes 1 s, K = 2: worked by hand."""
+    """Worker 1 computes 6 s, worker 0 2 s, an operation takes 1 s, K = 2: computed by hand."""
     schedule = everyone(Cluster.regular(1, 2), Pipeline(warm_up=1))
     hardware, compute = Hardware(inside=Link(0.0, 1.0), model_bytes=1), ComputeTimes(base=2.0, slowdown=((1, 3.0),))
     timeline = simulate(schedule, hardware, compute=compute, num_rounds=4)
@@ -217,7 +217,7 @@ def test_pipeline_waits_for_the_gradient_of_k_steps_ago():
     assert timeline.awaited.tolist() == [0, -1, 1, 2]
     assert timeline.drained.tolist() == [26, 26]
     assert timeline.makespan == 26
-    # Worker 0: 4 s synchronously, nothing, 2 s (11 to 13), 3 s (16 to 19).
+    # Worker 0 waits 4 s in the synchronous step, then 0 s, 2 s (11 to 13) and 3 s (16 to 19).
     assert timeline.waiting().tolist() == [9.0, 0.0]
 
 

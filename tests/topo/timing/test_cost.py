@@ -1,4 +1,4 @@
-"""The α–β cost of phases: the worked example, contention, forms, and rules against their expansion."""
+"""The α–β cost of phases: the worked example, contention, algorithms, and rules against their expansion."""
 
 import pytest
 from hypothesis import given, settings
@@ -74,7 +74,7 @@ def test_bus_of_a_node_is_shared():
     assert communication(one, hardware).per_step == pytest.approx(2 * (2 * 10 + 1))
     assert communication(two, hardware).per_step == pytest.approx(4 * (2 * 10 + 1))
     apart = of_groups("apart", Cluster.regular(2, 2), [(0, 1), (2, 3)])
-    assert communication(apart, hardware).per_step == pytest.approx(2 * (2 * 10 + 1)), "each node has a bus of its own"
+    assert communication(apart, hardware).per_step == pytest.approx(2 * (2 * 10 + 1)), "each node has a separate bus"
 
 
 def test_rails_carry_parallel_rings_and_shards():
@@ -83,7 +83,7 @@ def test_rails_carry_parallel_rings_and_shards():
     assert communication(every, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL).per_step == pytest.approx(
         0.1656 / 4
     )
-    assert communication(every, hardware).per_step == pytest.approx(0.207 / 4), "one ring for each rail, as NCCL makes"
+    assert communication(every, hardware).per_step == pytest.approx(0.207 / 4), "one ring per rail, as in NCCL"
 
 
 def test_group_has_as_many_rings_as_its_smallest_node_and_rails_allow():
@@ -200,7 +200,7 @@ def test_cost_uses_the_algorithm_of_the_schedule():
 
 
 def test_returned_seconds_are_copies_of_the_cache():
-    """Loads of a rule's phases are kept, and all who ask get the same."""
+    """Loads of a rule's phases are cached and shared by all callers."""
 
     def seconds():
         return loads.of_rule(NODE, (2, 2), CLUSTER, HARDWARE, model_bytes=8, algorithm="ring").seconds()

@@ -1,4 +1,4 @@
-"""The exact cycle time against the virtual-time engine, closed forms, and one-node symmetry."""
+"""The exact cycle time against the simulator, closed forms, and one-node symmetry."""
 
 from itertools import pairwise, product
 
@@ -63,7 +63,7 @@ def _nodes(count, num_nodes):
 
 @st.composite
 def gradients(draw):
-    """All-reduce of gradients: any delay, codec, form and sending, on uneven clusters with uneven speeds."""
+    """All-reduce of gradients with any delay, codec, algorithm and buckets, on uneven clusters at uneven speeds."""
     count = draw(st.integers(2, 9))
     cluster = Cluster.irregular(_nodes(count, draw(st.integers(1, count))))
     sync = draw(st.just(Synchronous()) | st.builds(Pipeline, width=st.integers(2, 5), warm_up=st.integers(0, 3)))
@@ -122,7 +122,7 @@ def test_directed_chain_slows_only_downstream():
 @pytest.mark.parametrize("radices", [(2, 2, 3), (4, 3), (3, 4), (12,), (2, 6)])
 @pytest.mark.parametrize("racks", [(), (3,), (3, 6), (4,), (6,)])
 def test_one_node_represents_equal_nodes_below_regular_switches(radices, racks, sync):
-    """Racks that the radices count are solved on one node, others on all; both are right."""
+    """Racks that match the radices are solved on one node, others on all nodes; both are exact."""
     cluster, last = Cluster.regular(12, 2), len(radices) - 1
     phases = ((Block((0,), (0,)),), (Block((0, 1), (last,)),), (Block((0,), tuple(range(last + 1))), Block((1,), (0,))))
     rule = of_rule("r", cluster, radices, phases, sync=sync)
@@ -173,7 +173,7 @@ def test_merging_workers_changes_no_time(case):
 
 @pytest.mark.parametrize(("slowdown", "kinds"), [(((3, 4.0),), 3), (((0, 2.0), (5, 2.0)), 3)], ids=str)
 def test_workers_that_arrive_together_are_merged(slowdown, kinds):
-    """The slow ones, those of their nodes, and all others."""
+    """The classes are slow workers, workers of their nodes, and all others."""
     phases = ((Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),))
     schedule = of_rule("s", Cluster.regular(4, 4), (4,), phases)
     hardware = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e8), model_bytes=10**6)

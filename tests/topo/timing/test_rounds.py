@@ -1,4 +1,4 @@
-"""Seconds and bytes of rounds: quorums, turns of fragments, and tables."""
+"""Seconds and bytes of rounds: quorums, fragments, and tables."""
 
 import itertools
 import random
@@ -25,7 +25,7 @@ from partreduce.types import CodecSeconds, ComputeTimes, RandomDelay, RandomSlow
 
 
 def in_step(seconds, setting, *, word=0.0, sum_seconds=0.0):
-    """The other extreme: workers that begin each round together, as far as it waits for them."""
+    """Return the rate in lockstep: workers start each round together, as far as the round waits for them."""
     needed = 1 if setting.quorum == "majority" else setting.needed(seconds.shape[1])
     starts = seconds.T if setting.quorum == "majority" else [np.sort(seconds, axis=1)[:, needed - 1]]
     period = float(np.mean([come.mean() for come in starts])) + word + sum_seconds
@@ -33,18 +33,18 @@ def in_step(seconds, setting, *, word=0.0, sum_seconds=0.0):
 
 
 def test_balance_matches_hand_computed_rates():
-    # Seven workers of 1 s and one of 5 s bring 7.2 gradients a second, for rounds that up to 7 of them start.
+    # Seven workers of 1 s and one of 5 s bring 7.2 gradients per second, for rounds that up to 7 of them start.
     seconds = np.array([[1.0] * 7 + [5.0]])
     for number in ("solo", 2, 4, 7):
         found, needed = balance(seconds, PartialAllReduce(quorum=number)), 1 if number == "solo" else number
         assert found.active == pytest.approx(needed)
         assert found.gradients_per_second == pytest.approx(7.2)
-    # A sum of 0.5 s lets no more than two rounds a second happen.
+    # An all-reduce of 0.5 s allows two rounds per second.
     assert balance(seconds, PartialAllReduce(quorum=2), sum_seconds=0.5).active == pytest.approx(3.6)
-    # In step the seven go from round to round, and the slow one is in every fifth and sixth.
+    # In lockstep the seven are in every round, and the slow one is in every fifth or sixth.
     found = in_step(seconds, PartialAllReduce(quorum=7), word=0.05, sum_seconds=0.05)
     assert (found.seconds, found.active) == (pytest.approx(1.1), pytest.approx(7 + 1.1 / 5))
-    # Majority among equals: half a step, and a whole one with probability 1/n, so (n+1)/2n of it; all compute always.
+    # Majority of equals: half a step, and a whole one with probability 1/n, so (n+1)/2n of a step; no worker idles.
     even = balance(np.ones((1, 8)), PartialAllReduce(quorum="majority"))
     assert even.seconds == pytest.approx(9 / 16, rel=0.1)
     assert even.gradients_per_second <= 8 + 1e-9
@@ -63,7 +63,7 @@ CASES = [
 
 @pytest.mark.parametrize(("compute", "sum_seconds", "numbers"), CASES)
 def test_simulated_quorum_lies_between_independent_and_lockstep_workers(compute, sum_seconds, numbers):
-    """Gradients a second of 8 workers, within an eighth; up to half of the workers they are free, also by majority."""
+    """The gradients per second of 8 workers are within an eighth; up to half of the workers run independently."""
     hardware = Hardware(inside=Link(1e-5), nic=Link(1e-4, sum_seconds / 1.75e6), model_bytes=1_000_000)
     seconds = sample_seconds(compute, 8)
     for number in numbers:
@@ -80,7 +80,7 @@ def test_simulated_quorum_lies_between_independent_and_lockstep_workers(compute,
             assert rate == pytest.approx(free.gradients_per_second, rel=0.15), number
 
 
-# Fragments in turn, merged late, as seconds: by hand, in virtual time and by the event graph
+# Fragments merged with a delay: by hand, simulated and by the event graph
 
 
 LATENCY, INVERSE, SIZE = 0.01, 1e-9, 4 * 10**8
@@ -97,12 +97,12 @@ def schedule(steps_per_round, fragments=1, steps=0, alpha=0, n=4):
 
 
 def seconds_of_sum(share, n=4):
-    """A ring of n nodes of one worker."""
+    """Return the seconds of a ring of n nodes of one worker."""
     return 2 * (n - 1) * LATENCY + 2 * (n - 1) / n * SIZE * share * INVERSE
 
 
 def by_hand(streaming, times, num_rounds):
-    """When every worker is done with so many rounds, and the last sum is: step by step, one sum after the other."""
+    """Return when every worker ends these rounds and when the last all-reduce ends: step by step, in sequence."""
     strategy = streaming.strategy
     steps_per_round, count, late = strategy.steps_per_round, strategy.payload.num_fragments, strategy.sync.late_steps
     now, free, over = np.zeros(len(times)), 0.0, {}
@@ -138,7 +138,7 @@ def test_fragments_of_equal_workers_match_the_formula(seed):
 
 @pytest.mark.parametrize("seed", range(50))
 def test_fragments_of_unequal_workers_match_the_simulator(seed):
-    """Also where several fragments are in flight, some of them from one round to the next."""
+    """Several fragments may be in flight, some across rounds."""
     draw = random.Random(seed)
     steps_per_round = draw.randint(1, 12)
     fragments = draw.randint(1, min(steps_per_round, 4))
@@ -191,13 +191,13 @@ def test_streaming_sends_equal_bytes_with_a_lower_peak():
 
 
 def test_fragment_hidden_by_the_merge_delay_costs_nothing():
-    """0.66 s for all, 0.21 s for a quarter: hidden behind three steps of 0.1 s, not behind two."""
+    """0.66 s for the model, 0.21 s for a quarter: hidden behind three steps of 0.1 s, not behind two."""
     assert cycle_time(schedule(12, 4, 2), hardware()).per_step == pytest.approx(0.1 + 4 * 0.01 / 12)
     assert cycle_time(schedule(16, 4, 3), hardware()).per_step == pytest.approx(0.1)
     assert cycle_time(schedule(16), hardware()).per_step == pytest.approx(0.1 + 0.66 / 16)
 
 
-# What a table's exchange puts on the links: counted by hand, as an exchange of equal pieces, and as the papers say
+# Bytes of table exchanges: counted by hand, as an all-to-all of equal pieces, and as published
 
 
 ROWS, COLUMNS = 10_000, 64
@@ -215,7 +215,7 @@ def table(**members):
 
 
 def nic_bytes_by_hand(route, touched, cluster, *, aggregates):
-    """Bytes out of the busiest NIC, message by message between workers, for rows that are spread evenly."""
+    """Return the bytes out of the busiest NIC, counted by message, for evenly spread rows."""
     n, node_of, hosts = cluster.num_workers, cluster.node_of(), route.hosts or range(cluster.num_workers)
     sizes, row = cluster.node_sizes(), {"none": ROW, "float16": ROW / 2, "int8": ROW / 4 + 4}[route.codec]
     asks = {w: touched.node * ROWS / sizes[node_of[w]] if aggregates else touched.worker * ROWS for w in range(n)}
@@ -223,7 +223,9 @@ def nic_bytes_by_hand(route, touched, cluster, *, aggregates):
     for asking, host in itertools.product(range(n), hosts):
         if node_of[asking] != node_of[host]:
             rows = asks[asking] / len(hosts)
-            out[node_of[asking]] += rows * (2 * NUMBER_BYTES + row)  # numbers, and gradients with theirs later
+            out[node_of[asking]] += rows * (
+                2 * NUMBER_BYTES + row
+            )  # row numbers, and later gradients with their row numbers
             out[node_of[host]] += rows * row
     return out.max()
 
@@ -245,7 +247,7 @@ def test_row_codec_saves_link_time_and_costs_coding_time(way):
     slow = [exchange(table(way=way, codec=codec), touched, cluster, HARDWARE) for codec in ("none", "float16", "int8")]
     assert slow[0].seconds > slow[1].seconds > slow[2].seconds
     assert len({one.meetings for one in slow}) == 1, "latencies are the same"
-    # Per byte of float32: 200 rows a worker; at the owner a sixteenth of the 800 that nodes ask for, or all of them.
+    # Per byte of float32: 200 rows per worker; an owner handles a sixteenth of the 800 requested by nodes, or all.
     coding = replace(HARDWARE, nic=Link(0.0, 1e-15), inside=Link(), codec=(("float16", CodecSeconds(2e-9, 1e-9)),))
     plain, coded = (exchange(table(way=way, codec=codec), touched, cluster, coding) for codec in ("none", "float16"))
     brought, gathered = ROW * 50, ROW * 800
@@ -256,7 +258,7 @@ def test_row_codec_saves_link_time_and_costs_coding_time(way):
 
 
 def test_exchange_bytes_match_the_reference_on_16_workers():
-    """Outgoing per NIC, in rows that a worker touches: 15 and 6 on 4x4, 6 α_node/4α aggregated, 15 and 1.9 on 16x1."""
+    """Bytes out of a NIC per row that a worker touches: 15 and 6 on 4x4, 6 α_node/4α aggregated, 15 and 1.9 on 16x1."""
     touched = RowAccess(0.01, 0.02, 0.05)
     unit = 0.01 * ROWS * ROW
     numbers = 1 + NUMBER_BYTES / ROW
