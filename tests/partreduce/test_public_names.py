@@ -27,29 +27,29 @@ from partreduce.topo.argument_types import check_arguments
 
 ROOT = Path(partreduce.__file__).parent.parent
 PACKAGES = ("topo", "schedulers", "verify", "runtime")
-ROOMS = ("errors", "files", "strategies", "types")
+PUBLIC_MODULES = ("errors", "files", "strategies", "types")
 """Public modules of names that few scripts need."""
 
 
-def public(room):
+def public_names(module):
     """Return the public names of a module with their values."""
-    return {name: value for name, value in vars(getattr(partreduce, room)).items() if not name.startswith("_")}
+    return {name: value for name, value in vars(getattr(partreduce, module)).items() if not name.startswith("_")}
 
 
-EVERYTHING = {name: getattr(partreduce, name) for name in partreduce.__all__ if name not in ROOMS}
-EVERYTHING |= {name: value for room in ROOMS for name, value in public(room).items()}
+EVERYTHING = {name: getattr(partreduce, name) for name in partreduce.__all__ if name not in PUBLIC_MODULES}
+EVERYTHING |= {name: value for module in PUBLIC_MODULES for name, value in public_names(module).items()}
 
 
 def test_every_public_name_is_importable_and_documented():
-    for name, value in {**EVERYTHING, **{room: getattr(partreduce, room) for room in ROOMS}}.items():
+    for name, value in {**EVERYTHING, **{module: getattr(partreduce, module) for module in PUBLIC_MODULES}}.items():
         assert value.__doc__, name
 
 
 def test_package_has_at_most_40_unique_names():
     assert len(partreduce.__all__) <= 40
-    rooms = [set(public(room)) for room in ROOMS]
-    assert sum(map(len, rooms)) == len(set().union(*rooms))
-    assert set(partreduce.__all__) & set().union(*rooms) == {"PartreduceError"}
+    names = [set(public_names(module)) for module in PUBLIC_MODULES]
+    assert sum(map(len, names)) == len(set().union(*names))
+    assert set(partreduce.__all__) & set().union(*names) == {"PartreduceError"}
 
 
 def test_public_names_match_the_stub_and_are_sorted():
@@ -59,7 +59,7 @@ def test_public_names_match_the_stub_and_are_sorted():
     # Only `import x as x` makes a name of a stub public for type checkers.
     assert all(alias.asname == alias.name for _, alias in imported)
     assert sorted(alias.name for _, alias in imported) == partreduce.__all__
-    assert {alias.name for module, alias in imported if module is None} == set(ROOMS)
+    assert {alias.name for module, alias in imported if module is None} == set(PUBLIC_MODULES)
     for module, alias in imported:
         if module is None:
             continue
@@ -69,15 +69,15 @@ def test_public_names_match_the_stub_and_are_sorted():
 
 
 def test_public_name_is_never_a_module():
-    for name in set(partreduce.__all__) - set(ROOMS) - {"verify"}:
+    for name in set(partreduce.__all__) - set(PUBLIC_MODULES) - {"verify"}:
         assert importlib.util.find_spec(f"partreduce.{name}") is None, name
 
 
-OLD = {"plan", "prove", "figures", "shard", "Job", "Option", "Figures", "Figure", "Routes", "Quorum", "Gap"}
+RENAMED = {"plan", "prove", "figures", "shard", "Job", "Option", "Figures", "Figure", "Routes", "Quorum", "Gap"}
 
 
 def test_renamed_names_are_gone():
-    assert not OLD & set(EVERYTHING)
+    assert not RENAMED & set(EVERYTHING)
 
 
 VERIFY = """
@@ -110,7 +110,7 @@ def test_star_import_provides_every_public_name():
 def test_strategy_values_and_their_parts_are_public():
     strategies = importlib.import_module("partreduce.topo.strategies")
     values = {name for name, value in vars(strategies).items() if isinstance(value, type)}
-    assert values <= set(public("strategies"))
+    assert values <= set(public_names("strategies"))
     assert {"Block", "Cluster", "Group", "Hardware", "Link", "Phase", "Schedule", "Switch"} <= set(EVERYTHING)
 
 
@@ -160,7 +160,7 @@ def test_job_is_planned_with_public_names():
 def test_every_error_is_public():
     errors = importlib.import_module("partreduce.topo.errors")
     tree = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, errors.PartreduceError)}
-    assert tree == set(public("errors"))
+    assert tree == set(public_names("errors"))
 
 
 def test_unknown_name_raises_attribute_error():
@@ -217,7 +217,7 @@ def test_design_builds_from_a_shorthand():
 
 def public_callables():
     """Yield (name, value) of functions and of classes that users construct."""
-    for module in [partreduce, *(getattr(partreduce, room) for room in ROOMS)]:
+    for module in [partreduce, *(getattr(partreduce, name) for name in PUBLIC_MODULES)]:
         for name in getattr(module, "__all__", None) or vars(module):
             found = getattr(module, name)
             is_fixed = isinstance(found, type) and (

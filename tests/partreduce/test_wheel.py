@@ -24,7 +24,7 @@ from partreduce.topo.extras import EXTRAS
 ROOT = Path(partreduce.__file__).parent.parent
 PACKAGES = ("topo", "schedulers", "verify", "runtime")
 
-EACH = """
+RUN_ALL = """
 import json
 import os
 import sys
@@ -35,7 +35,7 @@ from partreduce.commands import build_app
 build_app()  # once, for all commands, as the planner
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:
-        said = os.open(f"said-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        said = os.open(f"output-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(said, 1)
         os.dup2(said, 2)
         code = main(arguments)
@@ -91,9 +91,9 @@ class Environment:
     def install(self, *wheels):
         self.pip("install", "--no-index", "--no-deps", "--no-compile", *wheels)
 
-    def lend_libraries(self):
+    def borrow_libraries(self):
         """Add this environment's libraries after its own packages; their .pth files are not processed."""
-        (self.site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (self.site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     @contextlib.contextmanager
     def without(self, *modules):
@@ -112,10 +112,10 @@ class Environment:
     def command(self, *arguments, cwd):
         return self._output("-m", "partreduce", *arguments, cwd=cwd)
 
-    def each(self, commands, cwd):
+    def run_all(self, commands, cwd):
         """Return the output and exit code of each command."""
-        codes = self._output("-c", EACH, json.dumps(commands), cwd=cwd).split()
-        return [((cwd / f"said-{number}").read_text(), int(code)) for number, code in enumerate(codes)]
+        codes = self._output("-c", RUN_ALL, json.dumps(commands), cwd=cwd).split()
+        return [((cwd / f"output-{number}").read_text(), int(code)) for number, code in enumerate(codes)]
 
     def _output(self, *arguments, cwd=None):
         done = subprocess.run(
@@ -202,7 +202,7 @@ def test_sdist_builds_the_same_wheel(wheel, source, tmp_path):
 
 def test_pip_installs_the_unpacked_sdist(source, tmp_path):
     place = Environment(tmp_path / "environment")
-    place.lend_libraries()
+    place.borrow_libraries()
     place.pip("install", "--no-index", "--no-deps", "--no-compile", "--no-build-isolation", source)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -216,7 +216,7 @@ def test_packages_of_equal_names_and_partreduce_coexist(wheel, tmp_path):
     place.install(foreign["verify"], foreign["topo"])
     place.install(wheel)
     place.install(foreign["runtime"], foreign["schedulers"])
-    place.lend_libraries()
+    place.borrow_libraries()
     home = str(place.site / "partreduce" / "__init__.py")
     expected = [home, "proved", "partreduce.planner.job partreduce.api"]
     theirs = "".join(f"import {name}; assert {name}.NAME == 'the other {name}'\n" for name in PACKAGES)
@@ -247,7 +247,7 @@ def full_install(wheel, tmp_path_factory):
     """The wheel with all libraries, installed once, because every environment would compile all sources again."""
     place = Environment(tmp_path_factory.mktemp("installed") / "environment")
     place.install(wheel)
-    place.lend_libraries()
+    place.borrow_libraries()
     return place
 
 
@@ -264,7 +264,7 @@ def test_base_install_designs_proves_shows_and_simulates(base_install, tmp_path)
         "show schedule.json", "simulate schedule.json", "simulate schedule.json schedule.json",
         "simulate schedule.json -o trace.json", "design 2x4 --effort 0.3", "design --list",
     ]  # fmt: skip
-    answers = base_install.each([line.split() for line in lines], tmp_path)
+    answers = base_install.run_all([line.split() for line in lines], tmp_path)
     assert [code for _, code in answers] == [0] * len(lines), answers
     assert (tmp_path / "trace.json").exists()
     proved = answers[1][0]
@@ -272,7 +272,7 @@ def test_base_install_designs_proves_shows_and_simulates(base_install, tmp_path)
     assert "Not proved" not in proved
 
 
-NEEDING = [
+EXTRA_COMMANDS = [
     ("plot", ["show", "schedule.json", "-o", "picture.png"]),
     ("plot", ["show", "schedule.json", "-o", "page.html"]),
     ("plot", ["simulate", "schedule.json", "-o", "picture.png"]),
@@ -285,20 +285,20 @@ NEEDING = [
 
 
 @pytest.fixture(scope="module")
-def refusals(full_install, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("refusals")
+def missing_extras(full_install, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("missing_extras")
     partreduce.write_schedule(folder / "schedule.json", partreduce.design("2x4", build="prague-figure-10"))
     cluster = partreduce.Cluster.regular(2, 4)
     partreduce.write_schedule(
         folder / "generated.json", partreduce.Schedule("g", cluster, partreduce.strategies.DynamicGroups())
     )
     with full_install.without(*EXTRAS):
-        return full_install.each([arguments for _, arguments in NEEDING], folder)
+        return full_install.run_all([arguments for _, arguments in EXTRA_COMMANDS], folder)
 
 
-@pytest.mark.parametrize(("number", "extras"), list(enumerate(extras for extras, _ in NEEDING)))
-def test_missing_extra_is_one_line_with_the_install_command(refusals, number, extras):
-    said, code = refusals[number]
+@pytest.mark.parametrize(("number", "extras"), list(enumerate(extras for extras, _ in EXTRA_COMMANDS)))
+def test_missing_extra_is_one_line_with_the_install_command(missing_extras, number, extras):
+    said, code = missing_extras[number]
     assert code == 77, said
     assert said.count("\n") == 1
     assert f"pip install 'partreduce[{extras}]'" in said

@@ -54,7 +54,7 @@ DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 INT4 = Transport(codec=Codec.INT4, where=CodecScope.ACROSS_NODES, algorithm=AllReduceAlgorithm.HIERARCHICAL)
 
 
-def on(strategy, place=PLACE):
+def describe_on(strategy, place=PLACE):
     return describe(Schedule("s", place, strategy))
 
 
@@ -77,7 +77,7 @@ def test_every_catalogue_entry_has_a_stable_description(name, shape):
     assert describe(schedule) == describe(registry.build(name, Cluster.parse(shape))) == partreduce.describe(schedule)
 
 
-SAID = {
+LINES = {
     "All-Reduce of gradients in every step": AllReduce(),
     "average all workers every 4 steps (local SGD)": AllReduce(steps_per_round=4),
     "average all workers every 4 steps (local SGD), applied one round late":
@@ -122,7 +122,7 @@ SAID = {
 }  # fmt: skip
 
 
-SAID_ELSEWHERE = {
+LINES_BY_SHAPE = {
     "average all workers every 4 steps (local SGD), worker 3 takes 1 step where the others take 4":
         ("2x2", AllReduce(steps_per_round=(4, 4, 4, 1))),
     "average all workers every 2 steps (local SGD), worker 1 takes 1 step where the other takes 2":
@@ -135,11 +135,11 @@ SAID_ELSEWHERE = {
 
 
 @pytest.mark.parametrize(("line", "place", "strategy"), [
-    *((line, PLACE, strategy) for line, strategy in SAID.items()),
-    *((line, Cluster.parse(shape), strategy) for line, (shape, strategy) in SAID_ELSEWHERE.items()),
+    *((line, PLACE, strategy) for line, strategy in LINES.items()),
+    *((line, Cluster.parse(shape), strategy) for line, (shape, strategy) in LINES_BY_SHAPE.items()),
 ])  # fmt: skip
 def test_description_uses_the_terms_of_the_field(line, place, strategy):
-    assert on(strategy, place) == line
+    assert describe_on(strategy, place) == line
 
 
 def variants():
@@ -244,7 +244,7 @@ def variants():
 
 @pytest.mark.parametrize("kind", range(5))
 def test_every_setting_changes_the_description(kind):
-    lines = [on(strategy) for strategy in list(variants())[kind]]
+    lines = [describe_on(strategy) for strategy in list(variants())[kind]]
     for line in lines:
         check(line)
         assert "…" not in line
@@ -269,14 +269,14 @@ STEPS = st.integers(1, 10**6)
 RATES = st.fractions(Fraction(1, 1000), 1, max_denominator=1000)
 OUTER = st.builds(OuterStep, lr=RATES, momentum=st.fractions(Fraction(1, 100), Fraction(99, 100), max_denominator=100))
 CODECS = st.sampled_from([Transport(), INT4, Transport(codec=Codec.INT8, block=32), Transport(codec=Codec.BFLOAT16)])
-HOW = st.tuples(STEPS, OUTER, CODECS, st.integers(1, 9))
+SETTINGS = st.tuples(STEPS, OUTER, CODECS, st.integers(1, 9))
 
 
-@given(HOW, HOW)
+@given(SETTINGS, SETTINGS)
 def test_outer_steps_have_equal_descriptions_only_if_equal(one, other):
     lines = []
     for steps, outer, transport, fragments in (one, other):
         payload = Payload(outer=outer, fragments=min(fragments, steps + 8))
-        lines.append(on(AllReduce(steps_per_round=steps + 8, payload=payload, transport=transport)))
+        lines.append(describe_on(AllReduce(steps_per_round=steps + 8, payload=payload, transport=transport)))
         check(lines[-1])
     assert (lines[0] == lines[1]) == (one == other)

@@ -139,7 +139,7 @@ def test_invalid_edges_are_rejected(edge, words):
     check_error(ScheduleError, words, Round.from_edges, 8, [(0, 1, Fraction(1, 2)), (*edge, Fraction(1, 2))])
 
 
-EVERYBODY, NODES = (Block((0, 1), (0,)),), (Block((0, 1)),)
+GLOBAL, NODES = (Block((0, 1), (0,)),), (Block((0, 1)),)
 PAIRS, ALL_FOUR = Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)])
 HALF = Phase.from_groups(4, [Group((0, 1, 2, 3), Fraction(1, 2))])
 CODED = Transport(codec=Codec.INT8)
@@ -148,7 +148,7 @@ CODED = Transport(codec=Codec.INT8)
 @pytest.mark.parametrize(("strategy", "reason"), [
     (StaticGroups(phases=GroupPhases((PAIRS, ALL_FOUR))), ""),
     (StaticGroups(phases=GroupPhases((PAIRS, HALF))), ""),
-    (StaticGroups(phases=RulePhases((2,), (NODES, EVERYBODY)), sync=DelayedAveraging()), ""),
+    (StaticGroups(phases=RulePhases((2,), (NODES, GLOBAL)), sync=DelayedAveraging()), ""),
     (AllReduce(steps_per_round=4), ""),
     (StaticGroups(phases=GroupPhases((PAIRS,)), prologue=3), "no round of the period averages over all workers"),
     (StaticGroups(phases=RulePhases((2,), (NODES,))), "no round of the period averages over all workers"),

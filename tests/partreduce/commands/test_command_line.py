@@ -44,7 +44,7 @@ def conflict(tmp_path):
     return path
 
 
-def answer(capsys, *arguments, code=0):
+def run_json(capsys, *arguments, code=0):
     """Run a command that prints only JSON."""
     capsys.readouterr()
     captured = ran(capsys, [str(a) for a in arguments], code)
@@ -52,7 +52,7 @@ def answer(capsys, *arguments, code=0):
     return json.loads(captured.out)
 
 
-def refusal(capsys, *arguments, code):
+def run_error(capsys, *arguments, code):
     """Run a command that must fail with one line on standard error and no standard output."""
     capsys.readouterr()
     captured = ran(capsys, [str(a) for a in arguments], code)
@@ -94,7 +94,7 @@ def test_every_option_is_documented():
 
 def test_verify_proves_a_designed_schedule(capsys, figure_10, tmp_path):
     certificate = tmp_path / "certificate.json"
-    document = answer(capsys, "verify", figure_10, "--json", "--certificate", certificate)
+    document = run_json(capsys, "verify", figure_10, "--json", "--certificate", certificate)
     assert document["verdict"] == "proved"
     assert {c["status"] for c in document["claims"]} == {"proved", "fact", "follows from the rules"}
     assert {"conflict-free", "consensus", "deadlock-free"} <= {c["claim"] for c in document["claims"]}
@@ -109,7 +109,7 @@ def test_verify_proves_a_designed_schedule(capsys, figure_10, tmp_path):
 
 
 def test_conflict_is_refuted_with_a_witness(capsys, conflict):
-    document = answer(capsys, "verify", conflict, "--json", code=1)
+    document = run_json(capsys, "verify", conflict, "--json", code=1)
     assert document["verdict"] == "refuted"
     refuted = [c for c in document["claims"] if c["status"] == "refuted"]
     assert refuted[0]["claim"] == "conflict-free"
@@ -122,10 +122,10 @@ def test_design_adds_failure_plans_to_entries_and_files(capsys, figure_10, tmp_p
     planned, again, certificate = (tmp_path / name for name in ("planned.json", "again.json", "c.json"))
     assert main(["design", "4x4", "--build", "prague-figure-10", "--tolerate-failures", "1", "-o", str(planned)]) == 0
     asked = ("design", "4x4", "--build", figure_10, "--tolerate-failures", "1", "-o", again, "--json")
-    found = answer(capsys, *asked)
+    found = run_json(capsys, *asked)
     assert found["failure_plan"]["failures"] == 1
     assert again.read_bytes() == planned.read_bytes()
-    claims = {claim["claim"]: claim for claim in answer(capsys, "verify", str(planned), "--json")["claims"]}
+    claims = {claim["claim"]: claim for claim in run_json(capsys, "verify", str(planned), "--json")["claims"]}
     assert claims["survives"]["status"] == "proved"
     assert main(["verify", str(planned), "--certificate", str(certificate)]) == 0
     checker = [sys.executable, "-I", ROOT / "verify/checker", certificate, planned]
@@ -136,13 +136,13 @@ def test_design_adds_failure_plans_to_entries_and_files(capsys, figure_10, tmp_p
 
 
 def test_design_prints_the_document_without_an_output_file(capsys, figure_10):
-    assert answer(capsys, "design", "4x4", "--build", "prague-figure-10") == json.loads(figure_10.read_text())
+    assert run_json(capsys, "design", "4x4", "--build", "prague-figure-10") == json.loads(figure_10.read_text())
 
 
 def test_design_json_names_the_file_and_its_hash(capsys, tmp_path):
     path = tmp_path / "s.json"
     arguments = ("design", "2x4", "--build", "node-then-all(node_rounds=3)", "-o", path, "--json")
-    facts = answer(capsys, *arguments)
+    facts = run_json(capsys, *arguments)
     assert facts["output"] == str(path)
     assert (facts["num_workers"], facts["period"]) == (8, 4)
     assert len(facts["sha256"]) == 64
@@ -151,7 +151,7 @@ def test_design_json_names_the_file_and_its_hash(capsys, tmp_path):
 def test_verify_a_million_workers(capsys, tmp_path):
     path = tmp_path / "big.json"
     assert main(["design", "250000x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
-    document = answer(capsys, "verify", path, "--json")
+    document = run_json(capsys, "verify", path, "--json")
     assert document["verdict"] == "proved"
     assert document["metrics"]["num_workers"] == 1_000_000
     assert document["metrics"]["contraction"] == pytest.approx(3**0.5 / 2)
@@ -180,7 +180,7 @@ def test_show_prints_a_row_per_worker(capsys, figure_10):
 def test_show_json_counts_omitted_workers(capsys, tmp_path):
     path = tmp_path / "big.json"
     assert main(["design", "1000x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
-    document = answer(capsys, "show", path, "--json")
+    document = run_json(capsys, "show", path, "--json")
     assert document["note"] == "Shown: 32 of 4000 workers (nodes 0-3, 500-503 of 1000)"
     assert document["groups"][1][2] == document["groups"][17][2], "opposite nodes are shown together"
 
@@ -198,7 +198,7 @@ def test_show_and_verify_explain_why_a_quorum_has_no_metrics(capsys, tmp_path):
     sync = PartialAllReduce(quorum="majority")
     write_schedule(path, Schedule("s", Cluster.regular(1, 4), AllReduce(sync=sync)))
     none = "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
-    assert answer(capsys, "show", path, "--json")["note"].startswith(f"Period 1, majority up to 4 late: {none}")
+    assert run_json(capsys, "show", path, "--json")["note"].startswith(f"Period 1, majority up to 4 late: {none}")
     for ending in ("png", "html"):
         assert main(["show", str(path), "-o", str(tmp_path / f"picture.{ending}")]) == 0
     assert f"No metrics: {none}; " in " ".join(ran(capsys, ["verify", str(path), "--metrics"]).out.split())
@@ -209,12 +209,12 @@ def test_show_explains_why_per_worker_outer_params_have_no_metrics(capsys, tmp_p
     payload = Payload(outer=OuterStep(lr=Fraction(7, 10), outer_params=OuterParams.PER_WORKER))
     write_schedule(path, of_groups("own", Cluster.regular(1, 4), [(0, 1), (2, 3)], [(0, 2), (1, 3)], payload=payload))
     none = "outer steps from each worker's own outer parameters are no mixing matrix of models; the schedule has no"
-    assert answer(capsys, "show", path, "--json")["note"] == f"Period 2: {none} metrics"
+    assert run_json(capsys, "show", path, "--json")["note"] == f"Period 2: {none} metrics"
 
 
 def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
     options = ("--set", "compute=50ms", "--set", "slow=3:5x", "--model-bytes", "552MB")
-    document = answer(capsys, "simulate", figure_10, "--json", *options)
+    document = run_json(capsys, "simulate", figure_10, "--json", *options)
     assert document["seconds_per_step"] == pytest.approx(document["steady_seconds_per_step"], rel=0.02)
     assert len(document["workers"]) == 16
     assert document["workers"][3]["computing_seconds"] == pytest.approx(25.0)
@@ -228,9 +228,9 @@ def test_wide_pipeline_is_proved_and_its_delay_costs_are_shown(capsys, tmp_path)
     costs = pytest.approx({"stability_limit": (5**0.5 - 1) / 2, "noise_factor": 1.2247191})
     said = " ".join(ran(capsys, ["verify", str(path)]).out.split())
     assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
-    proof = answer(capsys, "verify", path, "--json")
+    proof = run_json(capsys, "verify", path, "--json")
     assert proof["metrics"]["pipeline"] == costs
-    assert answer(capsys, "simulate", path, "--json")["pipeline"] == costs
+    assert run_json(capsys, "simulate", path, "--json")["pipeline"] == costs
     assert "Its gradients are 2 late" in ran(capsys, ["simulate", str(path)]).out
     write_schedule(path, Schedule("pipe", Cluster.regular(2, 2), AllReduce(sync=Pipeline())))
     assert "was asked for" not in ran(capsys, ["verify", str(path)]).out
@@ -249,7 +249,7 @@ def test_pipelines_and_codecs_are_timed_and_described(capsys, tmp_path):
         paths.append(tmp_path / f"{name}.json")
         write_schedule(paths[-1], Schedule(name, Cluster.regular(4, 1), AllReduce(sync=sync, transport=transport)))
     options = ("--cluster", cluster, "--model-bytes", "1MB", "--set", "compute=1s", "--json")
-    rows = answer(capsys, "simulate", *paths, *options)["schedules"]
+    rows = run_json(capsys, "simulate", *paths, *options)["schedules"]
     assert [row["seconds_per_step"] for row in rows] == pytest.approx([2.5, 1.5, 1.0])
     assert [row["communication_seconds_per_step"] for row in rows] == pytest.approx([1.5, 1.5, 1.5 * 65 / 256])
     assert [row["nic_bytes_per_step"] for row in rows] == pytest.approx([1.5e6, 1.5e6, 1.5e6 * 65 / 256])
@@ -257,7 +257,7 @@ def test_pipelines_and_codecs_are_timed_and_described(capsys, tmp_path):
     late = f"{every} (Pipe-SGD), applied 1 step late"
     assert [row["runs"] for row in rows] == [every, late, f"{late}, int8"]
     trace = tmp_path / "trace.json"
-    found = answer(capsys, "simulate", paths[1], *options, "--rounds", "40", "-o", trace)
+    found = run_json(capsys, "simulate", paths[1], *options, "--rounds", "40", "-o", trace)
     assert found["seconds_per_step"] == pytest.approx(1.5)
     assert found["makespan_seconds"] == pytest.approx(1 + 40 * 1.5)
     assert (found["sync"], found["nic_bytes_per_step"]) == ("pipeline", pytest.approx(1.5e6))
@@ -281,7 +281,7 @@ def test_simulate_writes_pictures_and_traces(capsys, figure_10, tmp_path):
 def test_simulate_compares_schedules_as_in_the_worked_example(capsys, figure_10, tmp_path):
     every_4 = tmp_path / "every4.json"
     assert main(["design", "4x4", "--build", "allreduce(every=4)", "-o", str(every_4)]) == 0
-    document = answer(capsys, "simulate", figure_10, every_4, "--model-bytes", "552MB", "--json")
+    document = run_json(capsys, "simulate", figure_10, every_4, "--model-bytes", "552MB", "--json")
     first, second = document["schedules"]
     assert first["communication_seconds_per_step"] == pytest.approx(0.1104)
     assert first["consensus_distance"] == pytest.approx(8 / 7)
@@ -296,7 +296,7 @@ def test_simulate_compares_predicted_time_to_loss_as_design_does(capsys, tmp_pat
         assert main(["design", "2x2", "--build", name, "-o", str(paths[-1])]) == 0
     capsys.readouterr()
     picture = tmp_path / "several.png"
-    rows = answer(capsys, "simulate", *paths, *network, "-o", picture, "--json")["schedules"]
+    rows = run_json(capsys, "simulate", *paths, *network, "-o", picture, "--json")["schedules"]
     assert [row["steps_ratio"] for row in rows][::2] == [1.0, None]
     assert rows[1]["seconds_to_a_loss"] == pytest.approx(rows[1]["steps_ratio"] * rows[1]["seconds_per_step"])
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -305,7 +305,7 @@ def test_simulate_compares_predicted_time_to_loss_as_design_does(capsys, tmp_pat
     assert rows[1]["steps_ratio"] == pytest.approx(option.steps_ratio)
     shown = " ".join(ran(capsys, ["simulate", *map(str, paths), *network]).out.split())
     assert "Steps to a loss: predicted on shuffled data, as by `partreduce design --optimizer any`" in shown
-    said = refusal(capsys, "simulate", *paths, "-o", tmp_path / "several.json", code=2)
+    said = run_error(capsys, "simulate", *paths, "-o", tmp_path / "several.json", code=2)
     assert "several.json: ends in '.json'; pictures" in said
 
 
@@ -316,7 +316,7 @@ def test_design_lists_its_assumptions_in_one_line(capsys, tmp_path):
     place = tmp_path / "cluster.yaml"
     place.write_text("num_nodes: 2\nworkers_per_node: 2\nhardware: {nic: {bandwidth: 1GB/s}, model_bytes: 8MB}\n")
     assumed = {"--set inside": "free", "--set compute": "50ms", "--optimizer": "adam"}
-    assert answer(capsys, "design", place, "--effort", "0.11", "--json")["assumed"] == assumed
+    assert run_json(capsys, "design", place, "--effort", "0.11", "--json")["assumed"] == assumed
     options = ["--set", "compute=1ms", "--set", "inside=10GB/s", "--optimizer", "sgd"]
     assert main(["design", str(place), "--effort", "0.11", *options]) == 0
     assert "assumed " not in capsys.readouterr().out, "no value is assumed"
@@ -333,18 +333,18 @@ def test_links_without_a_rate_are_free_and_listed_as_assumed():
 
 
 def test_design_lists_and_explains_the_catalogue(capsys):
-    document = answer(capsys, "design", "--list", "--json")
+    document = run_json(capsys, "design", "--list", "--json")
     assert [e["name"] for e in document["entries"]] == registry.names()
-    fitting = answer(capsys, "design", "3,3,2", "--list", "--json")["entries"]
+    fitting = run_json(capsys, "design", "3,3,2", "--list", "--json")["entries"]
     assert all(bool(e.get("why_not")) != e["fits"] for e in fitting)
     assert [e["name"] for e in fitting if e["fits"]].count("allreduce") == 1
-    one = answer(capsys, "design", "--list", "--build", "prague-figure-10", "--json")
+    one = run_json(capsys, "design", "--list", "--build", "prague-figure-10", "--json")
     assert "Prague" in one["source"]
     assert main(["design", "--list"]) == 0
 
 
 def test_schema_command_prints_the_schema_of_the_loader(capsys):
-    assert answer(capsys, "schema") == schedule_schema()
+    assert run_json(capsys, "schema") == schedule_schema()
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), [
@@ -403,7 +403,7 @@ def test_schema_command_prints_the_schema_of_the_loader(capsys):
     (["run", "--nproc-per-node", "0", "x.py"], 2, "--nproc-per-node"),
 ])  # fmt: skip
 def test_usage_error_is_one_line_with_its_exit_code(capsys, arguments, code, words):
-    assert words in refusal(capsys, *arguments, code=code)
+    assert words in run_error(capsys, *arguments, code=code)
 
 
 @pytest.mark.parametrize(("options", "code", "words"), [
@@ -426,7 +426,7 @@ def test_usage_error_is_one_line_with_its_exit_code(capsys, arguments, code, wor
     (["-o", "picture.gif"], 2, "picture.gif"),
 ])  # fmt: skip
 def test_simulate_usage_error_is_one_line_with_its_exit_code(capsys, figure_10, options, code, words):
-    assert words in refusal(capsys, "simulate", figure_10, *options, code=code)
+    assert words in run_error(capsys, "simulate", figure_10, *options, code=code)
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -436,7 +436,7 @@ def test_simulate_usage_error_is_one_line_with_its_exit_code(capsys, figure_10, 
 ])  # fmt: skip
 def test_invalid_cluster_file_is_no_usage_error(capsys, tmp_path, text, words):
     (path := tmp_path / "cluster.yaml").write_text(text)
-    assert words in refusal(capsys, "design", path, code=65)
+    assert words in run_error(capsys, "design", path, code=65)
 
 
 @pytest.mark.parametrize(("verb", "shown"), [
@@ -469,7 +469,7 @@ def test_internal_error_prints_one_line_and_writes_a_report(capsys, monkeypatch,
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("partreduce.commands.verify.prove", broken)
-    line = refusal(capsys, "verify", figure_10, code=70)
+    line = run_error(capsys, "verify", figure_10, code=70)
     report = Path(line.split("the traceback is in ")[1].split(" (")[0])
     assert "ZeroDivisionError" in report.read_text()
     report.unlink()
@@ -487,13 +487,13 @@ def test_keyboard_interrupt_exits_with_130(capsys, monkeypatch, figure_10):
 def test_show_rejects_strategies_without_fixed_phases(capsys, tmp_path):
     path = tmp_path / "no-phases.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), DynamicGroups()))
-    assert "'dynamic_groups'" in refusal(capsys, "show", path, code=65)
+    assert "'dynamic_groups'" in run_error(capsys, "show", path, code=65)
 
 
 def test_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_path):
     path = tmp_path / "server.json"
     write_schedule(path, Schedule("s", Cluster.regular(2, 2), Server()))
-    said = answer(capsys, "simulate", path, "--json", "--model-bytes", "1MB", "--rounds", "8")
+    said = run_json(capsys, "simulate", path, "--json", "--model-bytes", "1MB", "--rounds", "8")
     assert said["seconds_per_step"] > 0.05
     assert "steady_seconds_per_step" not in said
 
@@ -501,14 +501,14 @@ def test_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_path)
 def test_fragments_send_equal_bytes_with_a_lower_peak(capsys, tmp_path):
     path, network, found = tmp_path / "diloco.json", ["--set", "nic=1GB/s", "--model-bytes", "100MB"], {}
     for fragments in (1, 4):
-        answer(capsys, "design", "4x2", "--build", f"diloco(fragments={fragments})", "-o", path, "--json")
-        found[fragments] = answer(capsys, "simulate", path, *network, "--json")
+        run_json(capsys, "design", "4x2", "--build", f"diloco(fragments={fragments})", "-o", path, "--json")
+        found[fragments] = run_json(capsys, "simulate", path, *network, "--json")
     assert found[4]["nic_bytes_per_step"] == pytest.approx(found[1]["nic_bytes_per_step"])
     assert found[4]["peak_nic_bytes"] == pytest.approx(found[1]["peak_nic_bytes"] / 4)
     assert "43.75 MB in the step that sends most" in ran(capsys, ["simulate", str(path), *network]).out
     exactly = {"of_worker": 43_750_000, "of_node": 43_750_000, "in_flight": 25_000_000}
     assert found[4]["sent_bytes"] == exactly
-    assert answer(capsys, "verify", path, "--json", "--model-bytes", "100MB")["metrics"]["sent_bytes"] == exactly
+    assert run_json(capsys, "verify", path, "--json", "--model-bytes", "100MB")["metrics"]["sent_bytes"] == exactly
     said = " ".join(ran(capsys, ["verify", str(path), "--model-bytes", "100MB"]).out.split())
     assert "in one step no more than 43.75 MB leave a worker and 43.75 MB a node, and operations on no more" in said
     assert "on no more than 25 MB are in flight at a worker." in said
@@ -520,30 +520,30 @@ def test_sent_bytes_are_a_fact_of_fixed_rounds_only(capsys, tmp_path):
     assert main(["verify", str(path), "--model-bytes", "1MB"]) == 0
     assert "a fact: in one round no more than 1.5 MB leave a worker" in " ".join(capsys.readouterr().out.split())
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), DynamicGroups()))
-    assert "a fact of fixed rounds only" in refusal(capsys, "verify", path, "--model-bytes", "1MB", code=2)
+    assert "a fact of fixed rounds only" in run_error(capsys, "verify", path, "--model-bytes", "1MB", code=2)
 
 
 def test_noloco_is_built_proved_and_compared_without_metrics(capsys, tmp_path):
     path, other = tmp_path / "noloco.json", ROOT / "examples" / "two-level.json"
-    assert answer(capsys, "design", "4x4", "--build", "noloco(every=20)", "-o", path, "--json")["period"] == 8
-    said = answer(capsys, "verify", path, "--json", "--model-bytes", "1MB")
+    assert run_json(capsys, "design", "4x4", "--build", "noloco(every=20)", "-o", path, "--json")["period"] == 8
+    said = run_json(capsys, "verify", path, "--json", "--model-bytes", "1MB")
     assert said["verdict"] == "proved"
     assert said["metrics"]["sent_bytes"] == {"of_worker": 1_000_000, "of_node": 4_000_000, "in_flight": 1_000_000}
     shown = " ".join(ran(capsys, ["verify", str(path)]).out.split())
     assert "the outer parameters come to agree, by a factor of at most 0.3159 every 160 steps (8 rounds)" in shown
-    pairs, levels = answer(capsys, "simulate", path, other, "--json")["schedules"]
+    pairs, levels = run_json(capsys, "simulate", path, other, "--json")["schedules"]
     assert (pairs["period"], pairs["contraction"], pairs["steps_ratio"]) == (8, None, None)
     assert pairs["memory_bytes"] == levels["memory_bytes"] == 300_000_000
     assert main(["simulate", str(path), "--rounds", "2"]) == 0
     assert "NoLoCo: in pairs, 8 rounds in turn, every 20 steps, momentum 0.5" in capsys.readouterr().out
     unstable = ("design", "2x2", "--build", "noloco(lr=1.95,momentum=0.9)")
-    assert "radius of a period is 5.94" in refusal(capsys, *unstable, code=2)
+    assert "radius of a period is 5.94" in run_error(capsys, *unstable, code=2)
 
 
 def test_regions_match_the_switches(capsys, tmp_path):
     path = tmp_path / "regions.json"
     cluster = ROOT / "examples" / "two-regions.yaml"
-    answer(capsys, "design", cluster, "--build", "regions-diloco(every=3)", "-o", path, "--json")
+    run_json(capsys, "design", cluster, "--build", "regions-diloco(every=3)", "-o", path, "--json")
     rounds, last = json.loads(path.read_text())["strategy"]["phases"]
     assert (rounds["repeat"], [block["across"] for block in rounds["phase"]]) == (2, [[1]])
     assert [block["across"] for block in last] == [[0, 1]]
@@ -555,7 +555,7 @@ def test_simulate_compares_kinds_without_fixed_phases(capsys, tmp_path, kind):
     write_schedule(path, Schedule("g", Cluster.regular(2, 2), kind))
     write_schedule(other, Schedule("a", Cluster.regular(2, 2), AllReduce()))
     options = ["--set", "nic=1GB/s", "--set", "compute=10ms", "--json"]
-    fixed, free = answer(capsys, "simulate", other, path, *options)["schedules"]
+    fixed, free = run_json(capsys, "simulate", other, path, *options)["schedules"]
     assert fixed["predicted"] == "exact"
     assert (free["predicted"], free["period"], free["consensus_distance"]) == ("simulated", None, None)
     assert free["seconds_per_step"] > 0.01
@@ -571,7 +571,7 @@ def test_simulate_runs_the_protocol_of_kinds_without_phases(capsys, tmp_path, ki
     path = tmp_path / "protocol.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), kind))
     options = ["--set", "compute=50ms", "--set", "slow=3:5x", "--model-bytes", "552MB", "--rounds", "20"]
-    document = answer(capsys, "simulate", path, "--json", *options)
+    document = run_json(capsys, "simulate", path, "--json", *options)
     assert 0.05 < document["seconds_per_step"] < 1.0
     assert "steady_seconds_per_step" not in document, "this kind has no exact step time"
     assert document["workers"][3]["computing_seconds"] == pytest.approx(5.0)
@@ -584,7 +584,7 @@ def test_simulate_runs_the_protocol_of_kinds_without_phases(capsys, tmp_path, ki
 def test_timeline_too_large_for_memory_is_rejected(capsys, tmp_path):
     path = tmp_path / "big.json"
     assert main(["design", "250000x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
-    assert "at most 50 rounds fit" in refusal(capsys, "simulate", path, code=65)
+    assert "at most 50 rounds fit" in run_error(capsys, "simulate", path, code=65)
 
 
 def test_help_paragraphs_contain_no_line_breaks():
@@ -630,3 +630,8 @@ def test_help_panels_are_ordered_and_end_with_general(capsys):
         places = [PANELS.index(panel) for panel in panels if panel != "Arguments"]
         assert places == sorted(places)
         assert panels[-1] == "General"
+        if verb == "design":
+            assert panels == [
+                "Arguments", "The cluster", "The model", "The catalogue", "How workers may average",
+                "Objective and limits", "Output", "General",
+            ]  # fmt: skip

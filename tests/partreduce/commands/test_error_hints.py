@@ -113,10 +113,10 @@ run --workers 2 cluster.yaml | a schedule goes before the script: --schedule clu
   run --schedule two.json train.py
 run --workers 2 nothing.py | name a Python script | run --workers 2 train.py
 """
-WAYS = [
-    [part.strip() for part in way.split(" | ")]
-    for way in TABLE.replace("|\n ", "| ").strip().splitlines()
-    if not way.startswith("#")
+HINTS = [
+    [part.strip() for part in hint.split(" | ")]
+    for hint in TABLE.replace("|\n ", "| ").strip().splitlines()
+    if not hint.startswith("#")
 ]
 """A wrong command, a part of its message, and the commands that follow its hint."""
 
@@ -147,13 +147,13 @@ def folder(files, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("brief")
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
-def test_error_hint_fixes_the_command(folder, capfd, way):
-    wrong, says, *right = way
+@pytest.mark.parametrize("hint", HINTS, ids=lambda hint: hint[0])
+def test_error_hint_fixes_the_command(folder, capfd, hint):
+    wrong, message, *right = hint
     capfd.readouterr()
     code, text = main(shlex.split(wrong)), capfd.readouterr().err
     assert code not in (0, 70)
-    assert says in " ".join(text.split())
+    assert message in " ".join(text.split())
     for line in right:
         words = shlex.split(line)
         if words[0] == "mkdir":
@@ -171,5 +171,5 @@ def test_quorum_is_recommended_without_a_plain_alternative(capfd):
 
 
 def test_hint_table_is_complete():
-    assert len(WAYS) >= 40
-    assert all(len(way) >= 3 for way in WAYS)
+    assert len(HINTS) >= 40
+    assert all(len(hint) >= 3 for hint in HINTS)

@@ -1,4 +1,4 @@
-"""Messages of the command line: help panels, progress, misplaced files, hints, and the verdict."""
+"""Messages of the command line: progress, misplaced files, hints, and the verdict."""
 
 import json
 from dataclasses import replace
@@ -26,30 +26,18 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_help_of_design_has_panels(capsys):
-    assert main(["design", "--help"]) == 0
-    panels = [line.strip("╭─╮ \n") for line in capsys.readouterr().out.splitlines() if line.startswith("╭")]
-    assert panels == [
-        "Arguments", "The cluster", "The model", "The catalogue", "How workers may average", "Objective and limits",
-        "Output", "General",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "text", "way_out"), [
-    ("cluster.yaml", CLUSTER, "it looks like a cluster file; partreduce design cluster.yaml -o schedule.json"),
-    ("train.py", "import torch\n", "it looks like a script; partreduce verify train.py:NAME --cluster"),
-    ("schedule.json", "{", "ends too early; the file may be cut off"),
+@pytest.mark.parametrize(("command", "text", "hint"), [
+    ("verify cluster.yaml", CLUSTER, "it looks like a cluster file; partreduce design cluster.yaml -o schedule.json"),
+    ("verify train.py", "import torch\n", "it looks like a script; partreduce verify train.py:NAME --cluster"),
+    ("verify schedule.json", "{", "ends too early; the file may be cut off"),
+    ("design train.py", "width: int = 3\nmodel: dict = {width: 3}: 4\n",
+        "it looks like a script; partreduce design CLUSTER --model train.py:NAME reads its model\n"),
 ])  # fmt: skip
-def test_misplaced_file_is_recognized(folder, capsys, name, text, way_out):
-    (folder / name).write_text(text)
-    (line,) = ran(capsys, ["verify", name], 65).err.splitlines()
-    assert way_out in line
-
-
-def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(folder, capsys):
-    (folder / "train.py").write_text("width: int = 3\nmodel: dict = {width: 3}: 4\n")
-    (line,) = ran(capsys, ["design", "train.py"], 65).err.splitlines()
-    assert line.endswith("it looks like a script; partreduce design CLUSTER --model train.py:NAME reads its model")
+def test_misplaced_file_is_recognized(folder, capsys, command, text, hint):
+    (folder / command.split()[1]).write_text(text)
+    said = ran(capsys, command.split(), 65).err
+    assert said.count("\n") == 1
+    assert hint in said
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [

@@ -25,7 +25,7 @@ ALLOWED = {
 }
 
 
-def writes(path):
+def find_writes(path):
     """Yield the lines that open a file for writing without `write_file`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
@@ -48,7 +48,7 @@ def test_files_are_written_by_the_atomic_writer_only():
     for place in PLACES:
         for path in [place] if place.suffix == ".py" else sorted(place.rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
-            assert name in ALLOWED or not list(writes(path)), name
+            assert name in ALLOWED or not list(find_writes(path)), name
 
 
 @pytest.mark.parametrize("arguments", [

@@ -143,14 +143,14 @@ def test_drift_price_is_recovered_on_unequal_data():
     assert model.steps_ratio(*metrics, late=apart) == pytest.approx(truth, rel=0.1)
 
 
-def diverging(hard):
+def diverging(fails):
     """Return a pilot in which some schedules diverge in the second of two seeds."""
     draw, curves = np.random.default_rng(3), []
     for seed in range(2):
         for schedule in [reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled")]:
             factor = 1 + 0.03 * float(consensus_distance(schedule)) + 0.05 * late_distance(schedule)
             run = curve(schedule, seed, factor, draw, 0.01)
-            curves.append(replace(run, losses=(*run.losses[:9], *[math.nan] * 12)) if seed and hard(schedule) else run)
+            curves.append(replace(run, losses=(*run.losses[:9], *[math.nan] * 12)) if seed and fails(schedule) else run)
     return calibrate(curves, data="shuffled", steps=60)
 
 
@@ -313,7 +313,7 @@ JOB = PlanRequest(cluster=replace(SHAPE, hardware=SLOW), effort=0.2, time_limit=
 STEPS = 60
 
 
-def by_distance(schedule):
+def ratio_by_distance(schedule):
     return 1 + 0.01 * float(consensus_distance(schedule)) + 0.01 * late_distance(schedule)
 
 
@@ -346,19 +346,19 @@ def run_off(steps_ratio):
 
 
 def test_accurate_prices_leave_the_recommendation_unchanged():
-    given, curves = run_off(by_distance)
+    given, curves = run_off(ratio_by_distance)
     first, last = (planned.recommendation for planned in (given.plans[0], given.plans[-1]))
     assert trained_sha256(first.schedule) in {trained_sha256(curve.schedule) for curve in curves}
     assert last.time == pytest.approx(first.time, rel=0.02)
     assert last.surprise is not None
-    assert last.steps_ratio == pytest.approx(by_distance(last.schedule), rel=0.02)
+    assert last.steps_ratio == pytest.approx(ratio_by_distance(last.schedule), rel=0.02)
 
 
 def test_finalist_with_more_steps_than_predicted_is_not_recommended():
     """Probes cost what their distances predict; all others that average parameters take eight times the steps."""
 
     def steps_ratio(schedule):
-        return by_distance(schedule) * (1 if trained_sha256(schedule) in KNOWN else 8)
+        return ratio_by_distance(schedule) * (1 if trained_sha256(schedule) in KNOWN else 8)
 
     given, _ = run_off(steps_ratio)
     first = given.plans[0].recommendation
@@ -377,7 +377,7 @@ def test_diverging_finalist_is_not_recommended():
 
 
 def test_finalists_could_be_faster_and_fit_into_a_run():
-    curves = train(COMPARED, by_distance)
+    curves = train(COMPARED, ratio_by_distance)
     job = replace(JOB, pilot=pilot_of(curves))
     planned = plan(job)
     chosen = planned.recommendation
@@ -394,7 +394,7 @@ def test_finalists_could_be_faster_and_fit_into_a_run():
 
 def test_unequal_steps_become_a_finalist_with_a_slow_worker():
     hardware = replace(SLOW, slowdown=((3, 4.0),))
-    job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot_of(train(COMPARED, by_distance)))
+    job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot_of(train(COMPARED, ratio_by_distance)))
     planned = plan(job)
     found = finalists(planned.recommendation, planned.options, job)
     assert not isinstance(planned.recommendation.steps_per_round, int), "otherwise the test is void"
@@ -405,8 +405,8 @@ def test_omitted_steps_of_slow_workers_do_not_change_the_distance_price():
     """Half of the workers take a quarter of the steps, so the run needs more steps than its distance predicts."""
     unequal = AllReduce(steps_per_round=(4, 4, 1, 1) * (SHAPE.num_workers // 4))
     slow = Schedule("slow", SHAPE, unequal)
-    curves = train(COMPARED, by_distance)
-    curves += train([slow], lambda schedule: by_distance(schedule) * (8 / 5) ** 0.83)
+    curves = train(COMPARED, ratio_by_distance)
+    curves += train([slow], lambda schedule: ratio_by_distance(schedule) * (8 / 5) ** 0.83)
     prices, usual = (pilot_of(some).prices for some in (curves, curves[:-2]))
     assert prices.consensus_distance.value == pytest.approx(usual.consensus_distance.value, abs=0.003)
 
@@ -415,7 +415,7 @@ def test_pipeline_runs_price_pipelines_only():
     pipeline = Schedule("pipeline", SHAPE, AllReduce(sync=Pipeline()))
 
     def steps_ratio(schedule):
-        return 1.7 if schedule is pipeline else by_distance(schedule)
+        return 1.7 if schedule is pipeline else ratio_by_distance(schedule)
 
     without = pilot_of(train(COMPARED, steps_ratio))
     pilot = pilot_of(train([*COMPARED, pipeline], steps_ratio), finalists={trained_sha256(pipeline)})
@@ -427,7 +427,7 @@ def test_pipeline_runs_price_pipelines_only():
 
 
 def test_noisy_run_corrects_a_prediction_less_than_a_precise_run():
-    pilot = pilot_of(train(COMPARED, by_distance), finalists={trained_sha256(COMPARED[1])})
+    pilot = pilot_of(train(COMPARED, ratio_by_distance), finalists={trained_sha256(COMPARED[1])})
     known = next(probe for probe in pilot.probes if probe.sha256)
     job = replace(JOB, pilot=pilot)
     option = next(one for one in plan(job).options if trained_sha256(one.schedule) == known.sha256)

@@ -29,11 +29,11 @@ from partreduce.types import Delay, RandomSlowdown
 
 HARDWARE = with_links(10e9, 5e9, model_bytes=1_000_000, compute=0.05)
 LONG_STEPS = RandomSlowdown(6.0)
-SAID = WORDS["iteration_gap"]
+GAP_WORDS = WORDS["iteration_gap"]
 job = jobs("2x4", HARDWARE, effort=20.0)
 
 
-def try_gaps(asked, effort=0.8):
+def simulate_gaps(asked, effort=0.8):
     kind, pay = KINDS["iteration_gap"], payer(Clock(seconds=1e3, effort=effort), effort)
     candidates = kind.candidates(asked, pay) if kind.weighs(asked) else ()
     return try_all(candidates, asked, pay, in_any_case=bool(asked.gap))
@@ -41,12 +41,12 @@ def try_gaps(asked, effort=0.8):
 
 @pytest.fixture(scope="module")
 def long_steps():
-    return try_gaps(job(disturbance=LONG_STEPS))[0]
+    return simulate_gaps(job(disturbance=LONG_STEPS))[0]
 
 
 @pytest.fixture(scope="module")
 def slow_worker():
-    return try_gaps(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))[0]
+    return simulate_gaps(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))[0]
 
 
 def test_settings_follow_from_the_slowdown():
@@ -127,22 +127,22 @@ def test_front_and_recommendation_of_gaps_are_consistent(long_steps):
 
 
 def test_queue_limit_keeps_the_smallest_for_the_error():
-    options, _ = try_gaps(job(disturbance=LONG_STEPS, gap=True, max_queues=1.0))
+    options, _ = simulate_gaps(job(disturbance=LONG_STEPS, gap=True, max_queues=1.0))
     assert len(options) == 1
-    assert not try_gaps(job(disturbance=LONG_STEPS, max_queues=1.0))[0]
+    assert not simulate_gaps(job(disturbance=LONG_STEPS, max_queues=1.0))[0]
 
 
 def test_reasons_state_what_a_gap_gains_and_costs(long_steps, slow_worker):
     asked = job(disturbance=LONG_STEPS, gap=True)
     stale = next(option for option in long_steps if "staleness 5" in option.name)
-    said = " ".join(SAID.reasons(stale, long_steps, asked))
+    said = " ".join(GAP_WORDS.reasons(stale, long_steps, asked))
     assert "answers steps that take up to 6 times as long now and then: updates up to 5 steps old serve" in said
     assert "without that a step would take" in said
     assert "of a worker's memory" in said
-    assert "not proved" in " ".join(SAID.cautions(stale, asked))
+    assert "not proved" in " ".join(GAP_WORDS.cautions(stale, asked))
     slowed = job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), data=Data.PER_WORKER)
     skipping = next(option for option in slow_worker if "skip" in option.name)
-    said = " ".join([*SAID.reasons(skipping, slow_worker, slowed), *SAID.cautions(skipping, slowed)])
+    said = " ".join([*GAP_WORDS.reasons(skipping, slow_worker, slowed), *GAP_WORDS.cautions(skipping, slowed)])
     assert "worker 5, always 4 times as long: a worker that is left behind skips up to 4 steps at once" in said
     assert "of all steps are skipped" in said
     assert "optimizer.batches(loader)" in said
@@ -150,19 +150,19 @@ def test_reasons_state_what_a_gap_gains_and_costs(long_steps, slow_worker):
 
 
 def test_gaps_are_not_simulated_without_slow_workers():
-    assert try_gaps(job()) == ([], [])
-    assert try_gaps(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
-    options, _ = try_gaps(job(gap=True))
+    assert simulate_gaps(job()) == ([], [])
+    assert simulate_gaps(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
+    options, _ = simulate_gaps(job(gap=True))
     assert {option.gap.words for option in options if option.gap} == {"standard"}
-    assert "there is nothing that a gap could answer" in SAID.reasons(options[0], options, job(gap=True))[0]
+    assert "there is nothing that a gap could answer" in GAP_WORDS.reasons(options[0], options, job(gap=True))[0]
 
 
 def test_effort_bounds_the_simulated_gaps():
     asked = job(disturbance=LONG_STEPS)
-    some, rest = try_gaps(asked, 0.3)
+    some, rest = simulate_gaps(asked, 0.3)
     assert some
     assert rest
-    assert [option.to_json() for option in some] == [option.to_json() for option in try_gaps(asked, 0.3)[0]]
+    assert [option.to_json() for option in some] == [option.to_json() for option in simulate_gaps(asked, 0.3)[0]]
 
 
 def test_design_writes_a_proved_gap(tmp_path, capsys):

@@ -54,9 +54,7 @@ def test_equal_effort_gives_an_identical_answer_on_a_slow_machine(monkeypatch):
     )
     slowed = replace(HARDWARE, slowdown=((1, 2.0),))
     looks = iter(range(10**9))
-    monkeypatch.setattr(
-        clock, "monotonic", lambda: next(looks) / 2
-    )  # each reading of the clock advances it by half a second
+    monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 2)  # a reading takes half a second
     told = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
     asked = job("3,2", hardware=slowed, effort=0.3, time_limit=600.0, **told)
     quiet = add_reasons(plan(asked), asked)
@@ -305,9 +303,7 @@ def test_random_step_times_are_sampled_for_the_best_options(disturbance):
     assert found.recommendation.step_error > 0, "sampled step times have an error"
     for option in (one for one in found.options if one.facts is None):
         once = measure(option.schedule, even, algorithm=option.algorithm).step_seconds
-        assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), (
-            "no sampled step is shorter than the mean step"
-        )
+        assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), "sampling lengthens steps"
 
 
 def test_extrapolated_option_is_not_recommended():

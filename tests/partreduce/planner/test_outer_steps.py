@@ -45,9 +45,7 @@ def test_outer_steps_match_the_event_graph_and_measured_prices(outer):
         exact = cycle_time(option.schedule, THIN, ComputeTimes.of(THIN), algorithm=option.algorithm)
         assert option.step_seconds == pytest.approx(exact.per_step)
         assert option.facts.peak == communication(option.schedule, THIN, algorithm=option.algorithm).peak_nic_bytes
-        assert option.facts.memory_bytes == 3 * THIN.model_bytes, (
-            "all-reduce buffer, outer parameters and their momentum"
-        )
+        assert option.facts.memory_bytes == 3 * THIN.model_bytes, "buffer, outer parameters and momentum"
         assert option.facts.by_task == prices[option.steps_ratio].by_task(Optimizer.ADAM)
         assert not option.is_plain, "the plain alternative is periodic All-Reduce"
         said = json.loads(json.dumps(option.to_json(), allow_nan=False))
@@ -74,13 +72,13 @@ def test_unmeasured_task_counts_as_the_most_expensive_one():
             assert min(one.ratios.values()) <= one.ratio <= max(one.ratios.values())
 
 
-def sure(outer_plan, outer):
+def synchronous_options(outer_plan, outer):
     """Return the synchronous options without a protocol, and the fastest simple one of them."""
     options = [one for one in outer_plan.options if one not in outer and not (one.late or one.facts)]
     return options, simplest(contenders(options, job()), job())
 
 
-def at(option, ratios):
+def with_ratios(option, ratios):
     """Return this outer step with given steps ratios on the tasks."""
     return replace(
         option, steps_ratio=fmean(ratios), facts=replace(option.facts, by_task=tuple(ratios)), extrapolated=False
@@ -89,9 +87,9 @@ def at(option, ratios):
 
 @pytest.mark.parametrize(("beyond", "is_taken"), [(1.01, True), (0.99, False)])
 def test_outer_step_must_win_by_more_than_its_error(outer_plan, outer, beyond, is_taken):
-    others, best = sure(outer_plan, outer)
+    others, best = synchronous_options(outer_plan, outer)
     error = 1 + outer[0].steps_ratio_error(Data.SHUFFLED)
-    just = at(outer[0], [best.time / outer[0].step_seconds / (beyond * error)] * len(TASKS[Optimizer.ADAM]))
+    just = with_ratios(outer[0], [best.time / outer[0].step_seconds / (beyond * error)] * len(TASKS[Optimizer.ADAM]))
     chosen = recommend([*others, just], job())
     assert chosen is (just if is_taken else recommend(others, job()))
     if is_taken:
@@ -104,14 +102,12 @@ def test_outer_step_must_win_by_more_than_its_error(outer_plan, outer, beyond, i
 
 @pytest.mark.parametrize(("costliest", "is_taken"), [(1.01, True), (0.99, False)])
 def test_outer_step_must_win_on_every_task(outer_plan, outer, costliest, is_taken):
-    others, best = sure(outer_plan, outer)
+    others, best = synchronous_options(outer_plan, outer)
     (there,) = times_by_case([best], job())
     for task in range(len(there)):
         taken = [time / (costliest if task == one else 8.0) for one, time in enumerate(there)]
-        once = at(outer[0], [time / outer[0].step_seconds for time in taken])
-        assert best.time / once.time > 1 + once.steps_ratio_error(Data.SHUFFLED), (
-            "the error margin alone would allow it"
-        )
+        once = with_ratios(outer[0], [time / outer[0].step_seconds for time in taken])
+        assert best.time / once.time > 1 + once.steps_ratio_error(Data.SHUFFLED), "its error would allow this"
         assert recommend([*others, once], job()) is (once if is_taken else recommend(others, job()))
         if not is_taken:
             said = " ".join(reasons(best, [*others, once], job()))
@@ -119,8 +115,8 @@ def test_outer_step_must_win_on_every_task(outer_plan, outer, costliest, is_take
 
 
 def test_extrapolated_outer_step_is_only_a_last_resort(outer_plan, outer):
-    others, _ = sure(outer_plan, outer)
-    cheap = at(outer[0], [0.01] * len(TASKS[Optimizer.ADAM]))
+    others, _ = synchronous_options(outer_plan, outer)
+    cheap = with_ratios(outer[0], [0.01] * len(TASKS[Optimizer.ADAM]))
     assert recommend([*others, cheap], job()) is cheap
     beyond = replace(cheap, extrapolated=True)
     assert recommend([*others, beyond], job()) is recommend(others, job())

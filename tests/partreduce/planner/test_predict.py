@@ -27,11 +27,11 @@ MODEL = 2_000_000
 WIRE = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), compute=0.08, model_bytes=MODEL)
 
 
-def of(strategy, hardware=WIRE, cluster=CLUSTER, **options):
+def predicted(strategy, hardware=WIRE, cluster=CLUSTER, **options):
     return predict(Schedule("s", cluster, strategy), hardware, **options)
 
 
-def sent_at_once(edges, cluster, hardware, num_bytes):
+def arrival_times(edges, cluster, hardware, num_bytes):
     """Return the arrival time of each message if all are sent at 0."""
     network, there = Network(cluster, hardware), {}
     for source, to in edges:
@@ -43,16 +43,14 @@ def sent_at_once(edges, cluster, hardware, num_bytes):
 
 def test_messages_share_common_links():
     cluster, hardware = Cluster.regular(3, 2), Hardware(inside=Link(0.5, 1.0), nic=Link(2.0, 10.0))
-    assert sent_at_once([(0, 2)], cluster, hardware, 3) == {(0, 2): 32}
-    assert sent_at_once([(0, 2), (1, 4)], cluster, hardware, 3) == {(0, 2): 62, (1, 4): 62}, "shared outgoing NIC"
-    assert sent_at_once([(0, 2), (4, 3)], cluster, hardware, 3) == {(0, 2): 62, (4, 3): 62}, "shared incoming NIC"
-    assert sent_at_once([(0, 2), (2, 0)], cluster, hardware, 3) == {(0, 2): 32, (2, 0): 32}, "full duplex"
-    assert sent_at_once([(0, 2), (0, 1)], cluster, hardware, 3) == {(0, 2): 32, (0, 1): 3.5}, (
-        "intra-node messages use no NIC"
-    )
-    assert sent_at_once([(0, 0)], cluster, hardware, 3) == {(0, 0): 0}
+    assert arrival_times([(0, 2)], cluster, hardware, 3) == {(0, 2): 32}
+    assert arrival_times([(0, 2), (1, 4)], cluster, hardware, 3) == {(0, 2): 62, (1, 4): 62}, "shared outgoing NIC"
+    assert arrival_times([(0, 2), (4, 3)], cluster, hardware, 3) == {(0, 2): 62, (4, 3): 62}, "shared incoming NIC"
+    assert arrival_times([(0, 2), (2, 0)], cluster, hardware, 3) == {(0, 2): 32, (2, 0): 32}, "full duplex"
+    assert arrival_times([(0, 2), (0, 1)], cluster, hardware, 3) == {(0, 2): 32, (0, 1): 3.5}, "no NIC inside"
+    assert arrival_times([(0, 0)], cluster, hardware, 3) == {(0, 0): 0}
     rails = Hardware(nic=Link(2.0, 10.0), num_nics=2)
-    assert sent_at_once([(0, 2), (1, 4)], cluster, rails, 3) == {(0, 2): 32, (1, 4): 32}
+    assert arrival_times([(0, 2), (1, 4)], cluster, rails, 3) == {(0, 2): 32, (1, 4): 32}
 
 
 def test_later_message_shares_the_remaining_bandwidth():
@@ -81,16 +79,16 @@ def test_no_message_arrives_before_the_link_bound(seed):
         graph = Round.from_edges(8, [(a, b, Fraction(1, 20)) for a, b in edges])
         return round_seconds(graph, cluster, hardware, model_bytes=5)
 
-    there = sent_at_once(edges, cluster, hardware, 5)
+    there = arrival_times(edges, cluster, hardware, 5)
     for worker, least in enumerate(bound(edges)):
         arrived = [moment for (_, to), moment in there.items() if to == worker]
         assert max(arrived, default=0.0) >= least - 1e-9
     star = [(worker, 0) for worker in range(2, 8)]
     if hardware.num_nics == 1 and not switches:
-        assert max(sent_at_once(star, cluster, hardware, 5).values()) == pytest.approx(bound(star)[0])
+        assert max(arrival_times(star, cluster, hardware, 5).values()) == pytest.approx(bound(star)[0])
 
 
-def operations(groups, cluster, hardware, *, begin=None):
+def group_ends(groups, cluster, hardware, *, begin=None):
     """Return the end of each group's operation, which shares the links with all others."""
     network, there = Network(cluster, hardware), {}
     begin = dict.fromkeys(groups, 0.0) if begin is None else begin
@@ -116,35 +114,35 @@ def test_single_group_takes_the_time_of_its_phase(seed):
         group = tuple(sorted(rng.sample(range(12), rng.randint(2, 12))))
         phase = Phase.from_groups(12, [group])
         alone = of_phase(phase, cluster, hardware, model_bytes=60, algorithm="ring").seconds()[0]
-        assert operations([group], cluster, hardware) == [pytest.approx(alone)]
+        assert group_ends([group], cluster, hardware) == [pytest.approx(alone)]
 
 
 def test_groups_share_nics_as_in_one_phase():
     cluster, hardware = Cluster.regular(2, 4), Hardware(inside=Link(0.25, 0.5), nic=Link(0.5, 2.0))
     groups = [(0, 4), (1, 5), (2, 6), (3, 7)]
     together = of_phase(Phase.from_groups(8, groups), cluster, hardware, model_bytes=60, algorithm="ring").seconds()
-    assert operations(groups, cluster, hardware) == pytest.approx(together.tolist())
-    alone = operations(groups[:1], cluster, hardware)[0]
+    assert group_ends(groups, cluster, hardware) == pytest.approx(together.tolist())
+    alone = group_ends(groups[:1], cluster, hardware)[0]
     assert together[0] > 3.5 * alone
-    assert operations([(0, 4), (1, 2)], cluster, hardware)[0] == alone, "a group inside a node uses no NIC"
+    assert group_ends([(0, 4), (1, 2)], cluster, hardware)[0] == alone, "a group inside a node uses no NIC"
     # The second starts when half of the first's 120 s are over: it has half of the NIC for 120 s and all for 60 s.
-    assert operations(groups[:2], cluster, hardware, begin={(0, 4): 0.0, (1, 5): 60.0}) == pytest.approx([181.0, 241.0])
+    assert group_ends(groups[:2], cluster, hardware, begin={(0, 4): 0.0, (1, 5): 60.0}) == pytest.approx([181.0, 241.0])
     rails = replace(hardware, num_nics=2)
-    assert operations(groups[:2], cluster, rails) == [alone, alone]
+    assert group_ends(groups[:2], cluster, rails) == [alone, alone]
 
 
 def test_synchronous_server_takes_the_time_of_its_host_nics():
     there = 12 * MODEL * 1e-8 + 1e-4  # twelve workers of other nodes share the NIC of the host's node
-    one = of(Server(), num_rounds=40)
+    one = predicted(Server(), num_rounds=40)
     assert one.step_seconds == pytest.approx(0.08 + 2 * there)
     inside = MODEL * 1e-10 + 1e-5  # the host has its own result immediately, and its node-mates soon
     assert one.communication_seconds == pytest.approx(2 * there - (4 * there - 3 * inside) / 16 / 40)
     assert one.nic_bytes == 12 * MODEL
-    spread = of(Server(hosts=(0, 4, 8, 12)), num_rounds=40)
+    spread = predicted(Server(hosts=(0, 4, 8, 12)), num_rounds=40)
     assert spread.nic_bytes == 4 * MODEL * 3 / 4 * 2, "parts of every worker, and the host's results"
     assert spread.communication_seconds == pytest.approx(2 * (3 * MODEL * 1e-8 + 1e-4))
     assert one.arrays > spread.arrays
-    late = of(Server(steps_per_round=2, sync=DelayedAveraging()), num_rounds=40)
+    late = predicted(Server(steps_per_round=2, sync=DelayedAveraging()), num_rounds=40)
     assert late.step_seconds == pytest.approx(2 * there / 2), "compute is hidden"
     assert late.nic_bytes == 6 * MODEL
     assert (one.largest_age, late.largest_age) == (0, 2)
@@ -152,9 +150,9 @@ def test_synchronous_server_takes_the_time_of_its_host_nics():
 
 def test_only_the_synchronous_server_waits_for_its_slowest_worker():
     times = ComputeTimes(trace=np.array([[0.08] * 15 + [0.8]]))
-    synchronous = of(Server(hosts=(0, 4, 8, 12)), compute=times, num_rounds=20)
-    free = of(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times, num_rounds=40)
-    bounded = of(Server(hosts=(0, 4, 8, 12), synchronous=False, staleness=2), compute=times, num_rounds=20)
+    synchronous = predicted(Server(hosts=(0, 4, 8, 12)), compute=times, num_rounds=20)
+    free = predicted(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times, num_rounds=40)
+    bounded = predicted(Server(hosts=(0, 4, 8, 12), synchronous=False, staleness=2), compute=times, num_rounds=20)
     assert synchronous.step_seconds > 0.8
     assert free.step_seconds < 0.3
     assert bounded.step_seconds > 0.75
@@ -171,7 +169,7 @@ def test_staleness_bounds_the_measured_ages(staleness, sync):
         strategy = Server(
             hosts=(1, 5), synchronous=False, staleness=staleness, **({} if sync is None else {"sync": sync})
         )
-        found = of(strategy, cluster=Cluster.regular(2, 4), compute=times, num_rounds=40)
+        found = predicted(strategy, cluster=Cluster.regular(2, 4), compute=times, num_rounds=40)
         assert 0 < found.largest_age <= 2 * staleness + 1 + 2 * (sync is not None)
         assert 0 < found.mean_age <= found.largest_age
 
@@ -186,12 +184,12 @@ def test_asynchronous_server_without_links_takes_the_compute_time():
         Server(synchronous=False, sync=DelayedAveraging()),
         Server(sync=DelayedAveraging()),
     ):
-        assert of(strategy, free, num_rounds=30).step_seconds == pytest.approx(0.5)
+        assert predicted(strategy, free, num_rounds=30).step_seconds == pytest.approx(0.5)
 
 
 def test_asynchronous_server_of_two_hosts_exchanges_halves():
     cluster = Cluster.regular(2, 1)
-    alone = of(Server(hosts=(0, 1), synchronous=False), cluster=cluster)
+    alone = predicted(Server(hosts=(0, 1), synchronous=False), cluster=cluster)
     assert alone.nic_bytes == MODEL
     assert alone.step_seconds == pytest.approx(0.08 + 2 * (MODEL / 2 * 1e-8 + 1e-4))
 
@@ -203,7 +201,7 @@ def test_asynchronous_server_of_two_hosts_exchanges_halves():
     (AllReduce(sync=Pipeline(width=3)), 2, None),
 ])  # fmt: skip
 def test_allreduce_ages_equal_the_configured_delay(strategy, age, arrays):
-    found = of(strategy)
+    found = predicted(strategy)
     assert (found.largest_age, found.mean_age, found.how) == (age, age, "exact")
     assert arrays is None or (found.arrays, found.memory_bytes) == (arrays, arrays * MODEL)
 
@@ -230,12 +228,10 @@ def test_age_of_fixed_rounds_matches_message_tracking(name):
 
 
 def test_pairs_and_dynamic_groups_count_sent_bytes():
-    pairs = of(Pairwise(active=(0, 1, 2, 3)))
-    assert pairs.nic_bytes == pytest.approx(4 * MODEL, rel=0.01), (
-        "node 0 sends four models per round, all to other nodes"
-    )
+    pairs = predicted(Pairwise(active=(0, 1, 2, 3)))
+    assert pairs.nic_bytes == pytest.approx(4 * MODEL, rel=0.01), "four models leave node 0 per round"
     assert pairs.largest_age >= pairs.mean_age > 0
-    groups = of(DynamicGroups(group_size=2), cluster=Cluster.regular(2, 2))
+    groups = predicted(DynamicGroups(group_size=2), cluster=Cluster.regular(2, 2))
     assert groups.nic_bytes > 0
     assert groups.mean_age > 0
     assert groups.arrays == 1
@@ -243,12 +239,12 @@ def test_pairs_and_dynamic_groups_count_sent_bytes():
 
 def test_bytes_of_a_group_are_counted_once():
     setting = {"division": GroupSplit.GLOBAL, "slow_threshold": None}
-    found = of(DynamicGroups(group_size=2, **setting), cluster=Cluster.regular(2, 1))
+    found = predicted(DynamicGroups(group_size=2, **setting), cluster=Cluster.regular(2, 1))
     assert found.nic_bytes == pytest.approx(MODEL), "a ring of two sends one model out of each node per round"
 
 
 def test_missing_model_bytes_are_rejected():
-    check_error(InputError, "model_bytes", of, Server(), Hardware(nic=Link(1e-4, 1e-8)))
+    check_error(InputError, "model_bytes", predicted, Server(), Hardware(nic=Link(1e-4, 1e-8)))
 
 
 KINDS = [
@@ -286,5 +282,5 @@ def test_predicted_bytes_match_a_real_run(ranks, strategy):
         sum(sent[worker].get(peer, 0) for worker in node for peer in range(4) if peer not in node)
         for node in ((0, 1), (2, 3))
     ]
-    found = of(strategy, Hardware(model_bytes=4 * 4096 * 4), cluster, num_rounds=rounds)
+    found = predicted(strategy, Hardware(model_bytes=4 * 4096 * 4), cluster, num_rounds=rounds)
     assert max(crossing) / rounds == pytest.approx(found.nic_bytes, rel=0.01 if not strategy.is_delayed else 0.1)

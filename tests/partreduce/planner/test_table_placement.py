@@ -50,7 +50,7 @@ def draw(rng, num_tables):
     return tables, schedule, hardware, dense, float(rng.choice([0.0, 5e-10]))
 
 
-def least(tables, schedule, hardware, dense, applying):
+def least_seconds(tables, schedule, hardware, dense, applying):
     """Return the least seconds over all placements and both settings of local aggregation."""
     pricing = Pricing(tables, schedule, hardware, dense_bytes=dense, applying=applying)
     allowed = [
@@ -66,7 +66,7 @@ def test_no_combination_of_placements_is_faster(num_tables):
     for _ in range(2 if num_tables == 8 else 25):
         tables, schedule, hardware, dense, applying = draw(rng, num_tables)
         chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense, applying=applying)
-        best = least(tables, schedule, hardware, dense, applying)
+        best = least_seconds(tables, schedule, hardware, dense, applying)
         assert chosen.seconds <= best * (1.05 if num_tables == 8 else 1 + 1e-9)
         assert chosen.seconds >= best * (1 - 1e-9)
         assert [route.parameter for route in chosen.routes.tables] == [table.parameter for table in tables]
@@ -77,7 +77,7 @@ def test_tables_that_pay_only_together_are_found(seed):
     """Sparse tables share latencies, so moving only one of them to dense may gain nothing."""
     tables, schedule, hardware, dense, applying = draw(np.random.default_rng(seed), 3)
     chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense, applying=applying)
-    assert chosen.seconds == pytest.approx(least(tables, schedule, hardware, dense, applying), rel=1e-9)
+    assert chosen.seconds == pytest.approx(least_seconds(tables, schedule, hardware, dense, applying), rel=1e-9)
     assert sorted(route.way for route in chosen.routes.tables) == [Placement.DENSE, Placement.DENSE, Placement.SHARDED]
 
 
@@ -111,32 +111,32 @@ def test_predicted_seconds_are_the_sum_of_their_parts(codecs):
             assert costs[way].seconds - costs[now].seconds == pytest.approx(more, abs=1e-9 * chosen.seconds)
 
 
-def handed_on(sets, way, cluster, *, together):
+def count_transfers(sets, way, cluster, *, together):
     """Count row transfers per worker; worker r mod n owns row r, and its node's collector is chosen likewise."""
-    hands, node_of = np.zeros(cluster.num_workers), cluster.node_of()
+    transfers, node_of = np.zeros(cluster.num_workers), cluster.node_of()
     nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
 
-    def hand(giver, taker, times):
-        hands[giver] += times
-        hands[taker] += times
+    def transfer(sender, receiver, times):
+        transfers[sender] += times
+        transfers[receiver] += times
 
-    brings = {worker: set(rows) for worker, rows in enumerate(sets)}
+    rows_of = {worker: set(rows) for worker, rows in enumerate(sets)}
     if together:
-        brings = {worker: set() for worker in range(cluster.num_workers)}
+        rows_of = {worker: set() for worker in range(cluster.num_workers)}
         for worker, rows in enumerate(sets):
             mates = nodes[node_of[worker]]
             for row in rows:
                 collector = mates[row % cluster.num_workers % len(mates)]
-                hand(worker, collector, 2 if way is Placement.SHARDED else 1)  # request and gradient, or gradient alone
-                brings[collector].add(row)
-    for worker, rows in brings.items():
+                transfer(worker, collector, 2 if way is Placement.SHARDED else 1)  # with a request, or without
+                rows_of[collector].add(row)
+    for worker, rows in rows_of.items():
         for row in rows:
             if way is Placement.SHARDED:
-                hand(worker, row % cluster.num_workers, 2)
+                transfer(worker, row % cluster.num_workers, 2)
             else:
-                hands += 1  # all workers receive the row
-                hands[worker] += 0 if together else 1
-    return hands
+                transfers += 1  # all workers receive the row
+                transfers[worker] += 0 if together else 1
+    return transfers
 
 
 @pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
@@ -149,7 +149,7 @@ def test_handled_rows_match_a_count_by_hand(way, cluster, local):
     touched = RowAccess(40 / rows, np.mean([len(one) for one in unions]) / rows, len(set().union(*sets)) / rows)
     table = Table(parameter="t", rows=rows, columns=3, touched=touched)
     together = local and cluster.num_nodes > 1 and cluster.num_workers > cluster.num_nodes
-    counted = handed_on(sets, way, cluster, together=together)
+    counted = count_transfers(sets, way, cluster, together=together)
     assert table.handled(way, cluster, local_aggregation=local) == pytest.approx(counted.mean())
     assert table.handled(Placement.DENSE, cluster, local_aggregation=local) == 0
 

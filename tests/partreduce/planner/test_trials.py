@@ -87,15 +87,15 @@ def test_more_kinds_never_cost_more_than_the_regret_margin(whole_plan):
 
 
 def test_skipped_kinds_are_listed_with_the_reason():
-    def lines_of(asked):
+    def skipped(asked):
         return [line for line in not_weighed(asked) if line.startswith("groups on request")]
 
-    (line,) = lines_of(job("65x1"))
+    (line,) = skipped(job("65x1"))
     assert line == "groups on request, pairs and servers are weighed for at most 64 workers, not 65"
-    (line,) = lines_of(job(hardware=replace(JITTERED, slowdown=(), jitter=0.0)))
+    (line,) = skipped(job(hardware=replace(JITTERED, slowdown=(), jitter=0.0)))
     assert line.startswith("groups on request, pairs and servers are not weighed: no worker is slow")
-    assert not lines_of(job()), "all kinds were considered"
-    assert not lines_of(job(quorum=True)), "only quorums are allowed"
+    assert not skipped(job()), "all kinds were considered"
+    assert not skipped(job(quorum=True)), "only quorums are allowed"
 
 
 def test_single_worker_nodes_with_a_slow_one_are_planned():
@@ -140,14 +140,14 @@ def distance_after(schedule, asked, num_rounds):
     return replay.replayed(asked.cluster.node_of()).consensus_distance
 
 
-NEAR = "clustered gap: backup 1, parallel"
+THRESHOLD = "clustered gap: backup 1, parallel"
 """A setting whose distance is steady or not, depending on the links."""
 
 
 @cache
 def option_at(bandwidth):
-    asked, kind = nearly(bandwidth), KINDS["iteration_gap"]
-    candidates = (one for one in kind.candidates(asked, lambda _: True) if one.name == NEAR)
+    asked, kind = threshold_job(bandwidth), KINDS["iteration_gap"]
+    candidates = (one for one in kind.candidates(asked, lambda _: True) if one.name == THRESHOLD)
     ((option,), _) = try_all(candidates, asked, lambda _: True, in_any_case=False)
     return option
 
@@ -186,7 +186,7 @@ def test_isolated_nodes_are_not_recommended():
     assert planned.to_json()["recommendation"]["consensus"] == planned.consensus
 
 
-def nearly(bandwidth):
+def threshold_job(bandwidth):
     """Return a job in which a node of two workers sends 2 MB per step of 51.5 ms, which needs 38.8 MB/s."""
     hardware = with_links(1e9, bandwidth, model_bytes=1_000_000, compute=0.05, jitter=0.3)
     return steady_job("4x2", hardware, effort=20.0)
@@ -194,10 +194,10 @@ def nearly(bandwidth):
 
 @pytest.mark.parametrize(("bandwidth", "steady"), [(37e6, False), (40e6, True)])
 def test_steady_check_separates_links_just_below_and_above_the_need(bandwidth, steady):
-    asked, option = nearly(bandwidth), option_at(bandwidth)
+    asked, option = threshold_job(bandwidth), option_at(bandwidth)
     kept, check = settle(asked, [option])
-    assert [option.name for option in kept] == [NEAR] * steady
-    assert (NEAR in check.left_out) == (not steady)
+    assert [option.name for option in kept] == [THRESHOLD] * steady
+    assert (THRESHOLD in check.left_out) == (not steady)
     apart = [distance_after(option.schedule, asked, rounds) for rounds in (60, 120, 240)]
     if steady:
         (option,) = kept
@@ -205,20 +205,20 @@ def test_steady_check_separates_links_just_below_and_above_the_need(bandwidth, s
         assert float(option.consensus_distance) == pytest.approx(apart[-1]), "the price is that of the longest run"
     else:
         assert apart[2] > 1.5 * apart[1] > 2.25 * apart[0]
-        assert "after 60, 120 and 240 rounds" in check.left_out[NEAR]
-        assert NEAR in check.words()[0]
+        assert "after 60, 120 and 240 rounds" in check.left_out[THRESHOLD]
+        assert THRESHOLD in check.words()[0]
 
 
 def test_option_without_time_for_a_long_run_is_listed():
     option = option_at(40e6)
-    kept, check = settle(nearly(40e6), [option], effort=option.longer.work(240) / 2)
+    kept, check = settle(threshold_job(40e6), [option], effort=option.longer.work(240) / 2)
     assert not kept
-    assert check.left_out[NEAR] == "there was no time for 240 rounds"
+    assert check.left_out[THRESHOLD] == "there was no time for 240 rounds"
 
 
 def test_selected_option_that_is_not_steady_is_rejected():
-    asked = replace(nearly(37e6), take=NEAR)
-    with pytest.raises(UndecidedError, match=rf"--select '{NEAR}': .*after 60, 120 and 240 rounds"):
+    asked = replace(threshold_job(37e6), take=THRESHOLD)
+    with pytest.raises(UndecidedError, match=rf"--select '{THRESHOLD}': .*after 60, 120 and 240 rounds"):
         settle(asked, [option_at(37e6)])
 
 
@@ -255,9 +255,7 @@ def test_option_that_wins_only_at_the_stated_slowdown_is_excluded():
     assert said.startswith(f"{chosen.name} (if they were half as slow, it would take 1.")
     assert said.endswith(f"times as long as {plain.name})")
     assert not check.lost(chosen, [chosen, replace(just_behind, steps_ratio=5 * just_behind.steps_ratio)])
-    assert not check.lost(just_behind, [chosen, just_behind]), (
-        "an option with common rounds does not depend on a slow worker"
-    )
+    assert not check.lost(just_behind, [chosen, just_behind]), "common rounds answer no slow worker"
     for other in (replace(asked, gap=True), replace(asked, take=chosen.name)):
         assert not SteadyCheck(other, check.clock, 1e3).lost(chosen, [chosen, just_behind]), "the option was requested"
     late = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 0.0)

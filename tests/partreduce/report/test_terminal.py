@@ -22,7 +22,7 @@ from partreduce.report.table import Column, table
 from partreduce.topo import errors
 
 ROOT = Path(partreduce.__file__).parent.parent
-EACH = """
+RUN_ALL = """
 import json, sys
 from partreduce.__main__ import main
 for arguments in json.loads(sys.argv[1]):
@@ -38,11 +38,11 @@ def run(*arguments, code=0, stdin="", **environment):
     return done
 
 
-def each(*commands, **environment):
+def run_all(*commands, **environment):
     """Run commands in one process with these environment variables."""
     commands = json.dumps([[str(one) for one in command] for command in commands])
     done = subprocess.run(
-        [sys.executable, "-c", EACH, commands], capture_output=True, check=False, cwd=ROOT, timeout=100,
+        [sys.executable, "-c", RUN_ALL, commands], capture_output=True, check=False, cwd=ROOT, timeout=100,
         env={**os.environ, **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -59,8 +59,8 @@ def shell(command, **environment):
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("others")
+def allreduce_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("allreduce_files")
     paths = []
     for every in (2, 4):
         paths.append(folder / f"{every}.json")
@@ -72,7 +72,7 @@ def others(tmp_path_factory):
 # Tables
 
 
-def draw(made, width):
+def render(made, width):
     console = Console(file=StringIO(), width=width, highlight=False, soft_wrap=True)
     console.print(made)
     return console.file.getvalue().splitlines()
@@ -84,7 +84,7 @@ def test_names_stay_whole_and_columns_drop_by_priority(width):
     names = [f"allreduce-every-{every}-steps" for every in (2, 4, 8)]
     for name in names:
         made.add(name, "51.75 ms", *["123.4 ms"] * 7)
-    lines = draw(made, width)
+    lines = render(made, width)
     assert all(len(line.rstrip()) <= width for line in lines)
     for name in names:
         assert sum(name in line and "51.75 ms" in line for line in lines) == 1
@@ -99,7 +99,7 @@ def test_too_narrow_table_folds_without_truncation():
     made = table("", "name", "value")
     made.add("a-name-that-is-wider-than-the-terminal-1", "1")
     made.add("a-name-that-is-wider-than-the-terminal-2", "2")
-    lines = draw(made, 20)
+    lines = render(made, 20)
     text = "".join(line[:16].strip() for line in lines)
     assert "…" not in text
     assert "a-name-that-is-wider-than-the-terminal-1" in text
@@ -107,8 +107,8 @@ def test_too_narrow_table_folds_without_truncation():
 
 
 @pytest.mark.parametrize("width", [80, 60])
-def test_every_row_of_a_comparison_has_its_name(figure_10, others, width):
-    lines = run("simulate", figure_10, *others, COLUMNS=str(width)).stdout.splitlines()
+def test_every_row_of_a_comparison_has_its_name(figure_10, allreduce_files, width):
+    lines = run("simulate", figure_10, *allreduce_files, COLUMNS=str(width)).stdout.splitlines()
     for name in ("prague-figure-10", "allreduce-every-2-steps", "allreduce-every-4-steps"):
         assert sum(line.startswith(name + " ") for line in lines) == 1
     assert "…" not in "".join(lines)
@@ -176,7 +176,7 @@ def test_closed_stdout_exits_with_0(figure_10):
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "ascii:strict"])
 def test_limited_encodings_get_ascii_signs_and_equal_json(figure_10, encoding):
     as_json = ["verify", figure_10, "--explain", "--json"]
-    done = each(as_json, ["--help"], as_json[:-1], ["show", figure_10], PYTHONIOENCODING=encoding)
+    done = run_all(as_json, ["--help"], as_json[:-1], ["show", figure_10], PYTHONIOENCODING=encoding)
     printed = done.stdout.decode(encoding.partition(":")[0])
     assert json.JSONDecoder().raw_decode(printed)[0] == json.loads(run(*as_json).stdout)
     assert b"Traceback" not in done.stderr
@@ -184,7 +184,7 @@ def test_limited_encodings_get_ascii_signs_and_equal_json(figure_10, encoding):
 
 
 def test_c_locale_raises_nothing(figure_10):
-    each(["verify", figure_10, "--explain"], LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    run_all(["verify", figure_10, "--explain"], LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
 
 
 # Standard input and output

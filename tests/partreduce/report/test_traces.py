@@ -14,7 +14,7 @@ from partreduce.report.traces import read_run, verdict, with_worker_counts
 from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups
 
 
-def write(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
+def trace(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
     """Write traces of two workers on two nodes: `step` s per step, 0.1 s per all-reduce, worker 1 `slow` s later."""
     folder.mkdir()
     for rank in range(2):
@@ -35,7 +35,7 @@ def write(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
 
 
 def test_handmade_trace_gives_seconds_waiting_bytes_and_losses(tmp_path):
-    run = read_run(write(tmp_path / "a", "plain", step=1.0, slow=0.4, losses=[3.0, 1.0]))
+    run = read_run(trace(tmp_path / "a", "plain", step=1.0, slow=0.4, losses=[3.0, 1.0]))
     assert (run.schedule, run.num_workers, run.steps) == ("plain", 2, 4)
     assert run.step_seconds == pytest.approx(1.0)
     assert run.operation_seconds == pytest.approx((0.5 + 0.1) / 2)
@@ -47,9 +47,9 @@ def test_handmade_trace_gives_seconds_waiting_bytes_and_losses(tmp_path):
 
 
 def test_verdict_is_a_range_over_pairs_of_runs_or_undecided(tmp_path):
-    base = [read_run(write(tmp_path / f"a{k}", "A", step=step)) for k, step in enumerate((1.0, 1.1))]
-    fast = [read_run(write(tmp_path / f"b{k}", "B", step=step)) for k, step in enumerate((0.5, 0.66))]
-    near = [read_run(write(tmp_path / "c", "C", step=1.05))]
+    base = [read_run(trace(tmp_path / f"a{k}", "A", step=step)) for k, step in enumerate((1.0, 1.1))]
+    fast = [read_run(trace(tmp_path / f"b{k}", "B", step=step)) for k, step in enumerate((0.5, 0.66))]
+    near = [read_run(trace(tmp_path / "c", "C", step=1.05))]
     assert verdict(base, fast, None) == (
         "B takes 0.45 to 0.66 of A's seconds a step, sends 1.00 of its bytes: B is faster"
     )
@@ -58,25 +58,23 @@ def test_verdict_is_a_range_over_pairs_of_runs_or_undecided(tmp_path):
 
 
 def test_verdict_counts_runs_that_miss_the_loss(tmp_path):
-    base = [read_run(write(tmp_path / "a", "A", step=1.0, losses=[3.0, 1.0]))]
-    other = [read_run(write(tmp_path / "b", "B", step=0.5, losses=[3.0, 2.0]))]
+    base = [read_run(trace(tmp_path / "a", "A", step=1.0, losses=[3.0, 1.0]))]
+    other = [read_run(trace(tmp_path / "b", "B", step=0.5, losses=[3.0, 2.0]))]
     told = verdict(base, other, 1.5)
-    assert told.endswith("reached a loss of 1.5 in 0 of 1 of its runs, A in 1 of 1: only A reached it"), (
-        'a missed loss excludes "faster"'
-    )
+    assert told.endswith("reached a loss of 1.5 in 0 of 1 of its runs, A in 1 of 1: only A reached it"), "not faster"
     assert verdict(other, base, 1.5).endswith(": only A reached it")
     assert verdict(base, other, 0.5).endswith("the runs decide nothing: repeat them")
 
 
 def test_schedules_are_distinguished_by_worker_count(tmp_path):
-    three = [read_run(write(tmp_path / name, "A", step=1.0)) for name in ("a1", "a2", "b")]
+    three = [read_run(trace(tmp_path / name, "A", step=1.0)) for name in ("a1", "a2", "b")]
     three[2] = replace(three[2], num_workers=8)
     assert [run.schedule for run in with_worker_counts(three)] == [f"A of {three[0].num_workers}"] * 2 + ["A of 8"]
     assert with_worker_counts(three[:2]) == three[:2]
 
 
 def test_runs_of_one_schedule_are_repeats(tmp_path, capsys):
-    folders = [write(tmp_path / n, n[0], step=s, losses=[2.0, 1.0]) for n, s in (("A1", 1.0), ("A2", 1.2), ("B1", 0.6))]
+    folders = [trace(tmp_path / n, n[0], step=s, losses=[2.0, 1.0]) for n, s in (("A1", 1.0), ("A2", 1.2), ("B1", 0.6))]
     said = json.loads(ran(capsys, ["report", *map(str, folders), "--json"]).out)
     assert [run["schedule"] for run in said["runs"]] == ["A", "A", "B"]
     assert said["loss"] == pytest.approx(1.5)

@@ -49,7 +49,7 @@ UNEVEN = GROUPS | {
 }
 PAIR = UNEVEN | {"cluster": {"nodes": [[1], [0]]}, "strategy": {"kind": "allreduce"}}
 LATE_LAYERS = {"kind": "allreduce", "sync": {"pipeline": {}}, "transport": {"gradient_buckets": "per_layer"}}
-SHARING = [{"group": [0, 1]}, {"group": [1, 2]}]
+OVERLAPPING = [{"group": [0, 1]}, {"group": [1, 2]}]
 SYNCS = (
     'it must be "synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": {}} or '
     '{"partial": {"quorum": "solo"}}'
@@ -141,7 +141,7 @@ BROKEN = [
         "failure_plan.rule", "expected all_reduce for strategy allreduce, got keep_groups"),
     (text_of(UNEVEN | {"failure_plan": KEEP | {"rule": "reapply_rule"}}),
         "failure_plan.rule", "expected a schedule with node_radices for reapply_rule, got listed groups"),
-    (text_of(UNEVEN | {"strategy": {"kind": "static", "phases": [[], SHARING]}, "failure_plan": KEEP}),
+    (text_of(UNEVEN | {"strategy": {"kind": "static", "phases": [[], OVERLAPPING]}, "failure_plan": KEEP}),
         "failure_plan.rule",
         "expected groups that share no worker for keep_groups, got two that do in strategy.phases[1]"),
     (text_of(UNEVEN | {"failure_plan": KEEP | {"failures": 4}}),

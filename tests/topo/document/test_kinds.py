@@ -136,7 +136,7 @@ def test_gap_round_trips_with_one_hash_in_loader_and_checker(name):
         assert (read.gap.takes_all, read.is_late) == (gap.takes_all, gap.update_order is UpdateOrder.DPSGD)
 
 
-REFUSED = [
+INVALID_GAPS = [
     (gap_document({"max_ig": 0}), r"sync\.iteration_gap\.max_ig: is 0; without a token no worker"),
     (gap_document({"max_ig": 2**40}), rf"sync\.iteration_gap\.max_ig: is {2**40}; .*(at most|must be <=)"),
     (gap_document({"backup": 1}), r"sync\.iteration_gap\.backup: without token queues a worker that others do without"),
@@ -165,7 +165,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("raw", "message"), REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.parametrize(("raw", "message"), INVALID_GAPS, ids=range(len(INVALID_GAPS)))
 def test_invalid_gap_is_rejected_by_loader_and_checker(raw, message):
     check_error(InputError, message, parse_schedule, json.dumps(raw))
     assert not agree(raw)
@@ -176,9 +176,9 @@ def test_gap_needs_one_graph_of_neighbors():
     two["strategy"]["rounds"] *= 2
     with pytest.raises(InputError, match=r"rounds: has 2; a gap is kept over the edges of 1 fixed graph"):
         parse_schedule(json.dumps(two).encode())
-    everybody = {**gap_document({}), "strategy": {"kind": "allreduce", "sync": {"iteration_gap": {}}}}
-    check_error(InputError, "has no gap between neighbors", parse_schedule, json.dumps(everybody).encode())
-    for raw in (two, everybody):
+    allreduce = {**gap_document({}), "strategy": {"kind": "allreduce", "sync": {"iteration_gap": {}}}}
+    check_error(InputError, "has no gap between neighbors", parse_schedule, json.dumps(allreduce).encode())
+    for raw in (two, allreduce):
         check_error(checker.Refusal, "goes with 1 weighted graph", checker.read_schedule, json.loads(json.dumps(raw)))
 
 
@@ -188,7 +188,7 @@ def test_gap_needs_one_graph_of_neighbors():
 CLUSTER = Cluster.regular(2, 2)
 
 
-def by_quorum(**members):
+def quorum_schedule(**members):
     return Schedule("s", CLUSTER, AllReduce(sync=PartialAllReduce(**members)))
 
 
@@ -200,7 +200,7 @@ def by_quorum(**members):
 ], ids=str)  # fmt: skip
 def test_quorum_round_trips(members):
     loaded = parse({"kind": "allreduce", "sync": {"partial": members}})
-    assert loaded == by_quorum(**members)
+    assert loaded == quorum_schedule(**members)
     assert dump_schedule(loaded)["strategy"]["sync"] == {"partial": members}
 
 
@@ -217,7 +217,7 @@ def test_quorum_round_trips(members):
     ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
 ], ids=str)  # fmt: skip
 def test_invalid_quorum_settings_are_rejected(members, words):
-    check_error(ScheduleError, words, by_quorum, **members)
+    check_error(ScheduleError, words, quorum_schedule, **members)
 
 
 @pytest.mark.parametrize(("members", "line"), [
@@ -250,7 +250,7 @@ def test_settings_incompatible_with_a_quorum_are_rejected(strategy, words):
 
 
 def test_quorum_properties():
-    made = by_quorum(quorum=3, staleness=2)
+    made = quorum_schedule(quorum=3, staleness=2)
     sync = made.strategy.sync
     assert (sync.lag, sync.bound, sync.keeps_equal, sync.needed(4), sync.needed(2)) == (2, 2, True, 3, 2)
     assert sync.in_words == "quorum 3 up to 2 late"

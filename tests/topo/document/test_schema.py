@@ -150,39 +150,30 @@ def inner_objects(value):
         yield from inner_objects(item)
 
 
-def problems_of_old(applies, edit):
-    """Yield the error of every document with one matching object edited to its old form."""
-    for raw in map(deepcopy, DOCUMENTS):
-        for inner in inner_objects(raw):
-            if applies(inner):
-                today = dict(inner)
-                edit(inner)
-                with pytest.raises(DocumentError) as caught:
-                    parse_schedule(json.dumps(raw))
-                yield caught.value.problem
-                inner.clear()
-                inner.update(today)
-
-
 @pytest.mark.parametrize("raw", DOCUMENTS)
 def test_documents_use_current_names(raw):
     parse_schedule(json.dumps(raw).encode())
 
 
-@pytest.mark.parametrize(("old", "new"), KEYS.items())
-def test_renamed_key_is_rejected_with_its_new_name(old, new):
-    said = list(problems_of_old(lambda inner: new in inner, lambda inner: inner.update({old: inner.pop(new)})))
-    assert said
-    assert set(said) == {f'"{old}" is called "{new}" now; rename it'}
+RENAMED = [(None, *pair) for pair in KEYS.items()]
+RENAMED += [(key, *pair) for key, values in VALUES.items() for pair in values.items()]
 
 
-@pytest.mark.parametrize(
-    ("key", "old", "new"), [(key, *pair) for key, words in VALUES.items() for pair in words.items()]
-)
-def test_renamed_value_is_rejected_with_its_new_name(key, old, new):
-    said = list(problems_of_old(lambda inner: inner.get(key) == new, lambda inner: inner.update({key: old})))
-    assert said
-    assert set(said) == {f'"{old}" is called "{new}" now; rename it'}
+@pytest.mark.parametrize(("key", "old", "new"), RENAMED)
+def test_renamed_key_or_value_is_rejected_with_its_new_name(key, old, new):
+    problems = set()
+    for raw in map(deepcopy, DOCUMENTS):
+        for inner in inner_objects(raw):
+            is_key = key is None and new in inner
+            if is_key or (key is not None and inner.get(key) == new):
+                current = dict(inner)
+                inner.update({old: inner.pop(new)} if is_key else {key: old})
+                with pytest.raises(DocumentError) as caught:
+                    parse_schedule(json.dumps(raw))
+                problems.add(caught.value.problem)
+                inner.clear()
+                inner.update(current)
+    assert problems == {f'"{old}" is called "{new}" now; rename it'}
 
 
 def test_renamed_key_is_unknown_where_the_new_name_is_invalid():
@@ -229,7 +220,7 @@ def test_equal_consecutive_phases_are_written_once():
 
 
 def test_repeats_count_toward_the_limits():
-    def both(phases, num_workers=4, **strategy):  # not `agree`, which would write all ranks of a repetition
+    def loads_in_both(phases, num_workers=4, **strategy):  # not `agree`, which would write all ranks of a repetition
         raw, is_read = static(phases, 1, num_workers, **strategy), True
         try:
             parse_schedule(json.dumps(raw))
@@ -239,13 +230,13 @@ def test_repeats_count_toward_the_limits():
         return is_read
 
     blocks = {"node_radices": []}
-    assert both([{"phase": BLOCKS[0], "repeat": MAX_PERIOD}], **blocks)
-    assert not both([{"phase": BLOCKS[0], "repeat": MAX_PERIOD}, []], **blocks)
+    assert loads_in_both([{"phase": BLOCKS[0], "repeat": MAX_PERIOD}], **blocks)
+    assert not loads_in_both([{"phase": BLOCKS[0], "repeat": MAX_PERIOD}, []], **blocks)
     size = 2**12
     phase = [{"group": list(range(size))}]
-    assert both([{"phase": phase, "repeat": MAX_UNROLLED // size}], num_workers=size)
-    assert not both([{"phase": phase, "repeat": MAX_UNROLLED // size + 1}], num_workers=size)
-    assert not both([{"phase": BLOCKS[0], "repeat": 1}], **blocks)
-    assert not both([{"phase": BLOCKS[0]}], **blocks)
-    assert not both([{"phase": {}, "repeat": 2}], **blocks)
-    assert not both([{"phase": BLOCKS[0], "repeat": 2, "more": 1}], **blocks)
+    assert loads_in_both([{"phase": phase, "repeat": MAX_UNROLLED // size}], num_workers=size)
+    assert not loads_in_both([{"phase": phase, "repeat": MAX_UNROLLED // size + 1}], num_workers=size)
+    assert not loads_in_both([{"phase": BLOCKS[0], "repeat": 1}], **blocks)
+    assert not loads_in_both([{"phase": BLOCKS[0]}], **blocks)
+    assert not loads_in_both([{"phase": {}, "repeat": 2}], **blocks)
+    assert not loads_in_both([{"phase": BLOCKS[0], "repeat": 2, "more": 1}], **blocks)

@@ -113,7 +113,7 @@ def test_reference_metrics_equal_a_simulation(late):
     """Simulate many independent copies of the recursion: the metrics are within 5 standard errors."""
     rng = np.random.default_rng(4000)
     schedule = next(one for one in iter(lambda: random_rule(rng), None) if is_for_simulation(one, late))
-    figures = metrics_of(schedule)
+    expected = metrics_of(schedule)
     copies, n, period = 1500, schedule.num_workers, schedule.period
     worker_steps, instants = schedule.worker_steps(), int(schedule.worker_steps().max())
     x = np.zeros((n, copies))
@@ -143,7 +143,7 @@ def test_reference_metrics_equal_a_simulation(late):
         if round_ >= warm:
             squares["noise"] += x.var(axis=0)
             squares["push"] += z.var(axis=0)
-    for name, figure in (("noise", figures["consensus_distance"]), ("push", figures["worker"])):
+    for name, figure in (("noise", expected["consensus_distance"]), ("push", expected["worker"])):
         samples = squares[name] / ((last - warm) * instants)
         error = samples.std() / math.sqrt(copies)
         assert abs(samples.mean() - figure) < 5 * error, name
@@ -236,7 +236,7 @@ def check_classes(schedule, expected):
             assert exact @ spread == pytest.approx(spread @ small, abs=1e-14)
 
 
-def campaign(kind, seed, count):
+def check_random(kind, seed, count):
     """Check `count` schedules of a kind; return how many converge."""
     rng, converging = np.random.default_rng(seed), 0
     for _ in range(count):
@@ -252,7 +252,7 @@ def campaign(kind, seed, count):
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_rounds_and_metrics_equal_dense_floats(kind, seed):
     count = 20
-    assert count // 10 <= campaign(kind, 1000 + seed, count) <= count
+    assert count // 10 <= check_random(kind, 1000 + seed, count) <= count
 
 
 @pytest.mark.parametrize("kind", ["rule", "groups"])

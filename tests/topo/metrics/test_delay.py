@@ -35,7 +35,7 @@ from partreduce.topo.strategies import AllReduce, DelayedAveraging
 from partreduce.types import MetricLimits
 
 SCHEDULES = [
-    Schedule("everybody", Cluster.parse("3,2,2"), AllReduce()),
+    Schedule("allreduce", Cluster.parse("3,2,2"), AllReduce()),
     registry.build("node-then-all", Cluster.parse("3x2"), node_rounds=2),
     registry.build("prague-figure-10", Cluster.parse("4x4")),
     registry.build("ring", Cluster.parse("1x7")),
@@ -45,12 +45,12 @@ PHASES = tuple(Phase.from_groups(7, groups) for groups in ([(0, 3, 5), (1, 2)], 
 RETIMED = [
     registry.build("prague-figure-10", Cluster.parse("4x4")),
     registry.build("node-then-all", Cluster.parse("3x2"), node_rounds=2), registry.build("ring", Cluster.parse("1x7")),
-    registry.build("exponential", Cluster.parse("2x4")), Schedule("everybody", UNEVEN, AllReduce()),
+    registry.build("exponential", Cluster.parse("2x4")), Schedule("allreduce", UNEVEN, AllReduce()),
     of_phases("groups", UNEVEN, PHASES),
 ]  # fmt: skip
 
 
-def late(schedule, steps_per_round):
+def delayed(schedule, steps_per_round):
     strategy = replace(schedule.strategy, steps_per_round=steps_per_round, sync=DelayedAveraging())
     return replace(schedule, strategy=strategy)
 
@@ -82,22 +82,20 @@ def test_late_distance_equals_the_recursion(schedule):
             expected = by_definition(schedule, steps_per_round, curvature)
             found = late_distance_of(sectors_of(schedule), steps_per_round, curvature)
             assert found == pytest.approx(expected, rel=1e-6)
-        found = late_distance(late(schedule, steps_per_round))
+        found = late_distance(delayed(schedule, steps_per_round))
         assert found == pytest.approx(by_definition(schedule, steps_per_round, CURVATURE), rel=1e-6)
         assert found == retime(schedule, "worker").late_distance_at(steps_per_round)
     assert late_distance(schedule) == 0, "synchronous rounds have no late distance"
 
 
 def test_late_distance_is_estimated_from_the_consensus_distance():
-    everybody = SCHEDULES[0]
+    allreduce = SCHEDULES[0]
     for steps_per_round in (1, 4):
-        flat = float(consensus_distance(late(everybody, steps_per_round)))
+        flat = float(consensus_distance(delayed(allreduce, steps_per_round)))
         found = late_distance_like(flat, steps_per_round, 6 / 7)
-        assert found == pytest.approx(late_distance(late(everybody, steps_per_round)), rel=1e-6), "exact for All-Reduce"
+        assert found == pytest.approx(late_distance(delayed(allreduce, steps_per_round)), rel=1e-6), "exact"
     assert late_distance_like(float("inf"), 1, 6 / 7) == float("inf")
-    assert late_distance_like(4.0, 1, 6 / 7) > late_distance_like(6 / 7, 1, 6 / 7), (
-        "less mixing gives a larger distance"
-    )
+    assert late_distance_like(4.0, 1, 6 / 7) > late_distance_like(6 / 7, 1, 6 / 7), "less mixing"
 
 
 @pytest.mark.parametrize("push", ["worker", "node"])
@@ -261,7 +259,7 @@ def test_graph_without_a_hop_gap_is_rejected(graph, message):
     check_error(InputError, message, hop_gap, graph)
 
 
-def spread_after(matrix, momentum, rate, *, parallel, steps=4000):
+def differences_after(matrix, momentum, rate, *, parallel, steps=4000):
     """Return the norm of the worker differences on the loss x²/2 from a random start of norm 1."""
     x = np.random.default_rng(1).standard_normal(len(matrix))
     x -= x.mean()
@@ -283,9 +281,9 @@ def test_worker_differences_shrink_only_below_the_largest_rate(num_workers, mome
     graph = weigh(ring_based(num_workers))
     limit = largest_rate(graph, momentum, parallel=parallel)
     matrix = mixing_matrix(graph)
-    assert spread_after(matrix, momentum, 0.98 * limit, parallel=parallel) < 0.5
+    assert differences_after(matrix, momentum, 0.98 * limit, parallel=parallel) < 0.5
     if limit < 2 * (1 + momentum):  # otherwise the mean diverges first
-        assert spread_after(matrix, momentum, 1.02 * limit, parallel=parallel) > 2
+        assert differences_after(matrix, momentum, 1.02 * limit, parallel=parallel) > 2
 
 
 def test_adapt_then_combine_on_ring_based_allows_little_momentum():

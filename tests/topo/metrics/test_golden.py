@@ -115,7 +115,7 @@ def test_drift_table(name, schedule):
     assert drift(schedule, "node").value == pytest.approx(node, abs=5e-4)
 
 
-def bare(graph):
+def with_arbitrary_weights(graph):
     """Return a round with arbitrary weights, which metrics of the graph must ignore."""
     edges = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
     return Round.from_edges(graph.num_workers, [(a, b, Fraction(1, 9)) for a, b in edges])
@@ -123,11 +123,11 @@ def bare(graph):
 
 def test_hop_figure_21():
     golden = GOLDEN["hop_figure_21"]
-    assert hop_gap(bare(hop_figure_21("a"))) == pytest.approx(2 / 3, abs=1e-14)
+    assert hop_gap(with_arbitrary_weights(hop_figure_21("a"))) == pytest.approx(2 / 3, abs=1e-14)
     with_loops = neighbor(8, constant(hop_figure_21("a"), Fraction(1, 4)))
     assert 1 - radius(with_loops).value == pytest.approx(golden["a"]["gap_with_self_loops"], abs=1e-12)
     for which in "bc":
-        gap = hop_gap(bare(hop_figure_21(which)))
+        gap = hop_gap(with_arbitrary_weights(hop_figure_21(which)))
         assert gap == pytest.approx(golden[which]["gap"], abs=1e-9)
         assert gap == pytest.approx(golden[which]["printed"], abs=5e-5)
         r = 1 - gap

@@ -23,12 +23,12 @@ CLUSTER = Cluster.regular(2, 2)
 WORDS = {"parameter": "words.weight", "rows": 10, "columns": 4}
 
 
-def raw_of(payload):
+def table_document(payload):
     return document({"kind": "allreduce", "payload": payload})
 
 
 @st.composite
-def routes(draw, num_workers):
+def payloads(draw, num_workers):
     names = draw(st.lists(st.text(min_size=1, max_size=5), max_size=4, unique=True))
     tables = []
     for name in names:
@@ -53,13 +53,13 @@ def routes(draw, num_workers):
 
 
 @settings(max_examples=60)
-@given(routes(4))
+@given(payloads(4))
 def test_tables_round_trip_and_the_checker_agrees(payload):
     schedule = Schedule("s", CLUSTER, AllReduce(payload=payload))
     loaded = parse_schedule(schedule_text(schedule).encode())
     assert loaded == schedule
     assert parse_schedule(canonical_bytes(schedule)) == schedule
-    full = raw_of(
+    full = table_document(
         {"local_aggregation": payload.local_aggregation, "average": payload.average,
             "average_dense": payload.average_dense,
             "tables": [{"parameter": route.parameter, "rows": route.rows, "columns": route.columns}
@@ -80,7 +80,7 @@ def test_schedule_without_tables_writes_none_and_keeps_its_hash():
     plain = Schedule("s", CLUSTER, AllReduce())
     assert not plain.routes
     assert "payload" not in dump_schedule(plain)["strategy"]
-    assert schedule_sha256(parse_schedule(json.dumps(raw_of({"tables": []})))) == schedule_sha256(plain)
+    assert schedule_sha256(parse_schedule(json.dumps(table_document({"tables": []})))) == schedule_sha256(plain)
 
 
 def test_placement_and_owner_lookup():
@@ -112,14 +112,14 @@ def test_placement_and_owner_lookup():
 ], ids=str)  # fmt: skip
 def test_invalid_tables_are_rejected_with_their_place(payload, words):
     with pytest.raises(DocumentError) as caught:
-        parse_schedule(json.dumps(raw_of(payload)))
+        parse_schedule(json.dumps(table_document(payload)))
     assert words in str(caught.value)
-    assert not agree(raw_of(payload))
-    said = refusal(raw_of(payload))
+    assert not agree(table_document(payload))
+    said = refusal(table_document(payload))
     assert said is None or said.startswith("strategy.payload")
 
 
-ODD = (
+ODD_VALUES = (
     None, True, False, 0, 1, 3, 4, 5, 10, 11, -1, 2.5, 2**31, "", "x", "gather", "dense", "sparse", "int8", [], [1], {},
 )  # fmt: skip
 MEMBERS = ("parameter", "rows", "columns", "way", "gradient", "hosts", "partitions", "codec")
@@ -129,15 +129,15 @@ def test_checker_accepts_exactly_the_loadable_tables():
     """Put odd values in the place of one member, or of two."""
     draw, taken = random.Random(3), 0
     base = {**WORDS, "way": "sharded", "gradient": "dense", "hosts": [3, 1], "partitions": 5, "codec": "float16"}
-    tables = [{**one, name: odd} for one in (base, WORDS) for name in MEMBERS for odd in ODD]
+    tables = [{**one, name: odd} for one in (base, WORDS) for name in MEMBERS for odd in ODD_VALUES]
     for _ in range(150):
-        (first, second), odds = draw.sample(MEMBERS, 2), draw.choices(ODD, k=2)
+        (first, second), odds = draw.sample(MEMBERS, 2), draw.choices(ODD_VALUES, k=2)
         tables.append({**draw.choice([base, WORDS]), first: odds[0], second: odds[1]})
     payloads = [{"tables": [table]} for table in tables]
-    payloads += [{"tables": some, name: odd} for some in ([], [base]) for odd in ODD
+    payloads += [{"tables": some, name: odd} for some in ([], [base]) for odd in ODD_VALUES
               for name in ("local_aggregation", "average", "average_dense")]  # fmt: skip
     for payload in (*payloads, {}, {"tables": [base, {**base, "parameter": "tags"}]}):
-        taken += agree(raw_of(payload))
+        taken += agree(table_document(payload))
     assert taken > 50
 
 

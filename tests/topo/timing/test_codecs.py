@@ -26,7 +26,7 @@ NONE = CodecSeconds()
 FREE = tuple((codec.value, NONE) for codec in (Codec.BFLOAT16, Codec.FLOAT16, Codec.INT8))
 
 
-def everyone(cluster, sync=SYNCHRONOUS, **transport):
+def allreduce(cluster, sync=SYNCHRONOUS, **transport):
     return Schedule("a", cluster, AllReduce(sync=sync, transport=Transport(**transport)))
 
 
@@ -35,7 +35,7 @@ def test_bytes_match_a_measurement_on_16_workers():
     cluster, hardware = Cluster.regular(4, 4), Hardware(nic=Link(0.0, 1e-7), model_bytes=2_192_296)
 
     def megabytes(**transport):
-        return communication(everyone(cluster, **transport), hardware).nic_bytes_per_step / 1e6
+        return communication(allreduce(cluster, **transport), hardware).nic_bytes_per_step / 1e6
 
     wire = 2.192296 * (1 / 4 + 1 / 256)
     assert megabytes() == pytest.approx(2.192296 * 15 / 8)
@@ -110,7 +110,7 @@ def test_codec_seconds_add_to_link_seconds():
     hardware = Hardware(nic=Link(0.0, 1e-9), codec=(("bfloat16", seconds), ("int8", seconds)), model_bytes=80)
 
     def cost(**transport):
-        return communication(everyone(cluster, **transport), hardware).per_step
+        return communication(allreduce(cluster, **transport), hardware).per_step
 
     assert cost(codec=Codec.BFLOAT16) == pytest.approx(80 * 11, rel=1e-6)
     assert cost(codec=Codec.INT8) == pytest.approx(80 * (10 * (1 + 1 / 8) + 2), rel=1e-6)
@@ -124,22 +124,22 @@ def test_across_nodes_codes_only_inter_node_bytes():
     cluster = Cluster.regular(2, 2)
     hardware = Hardware(inside=Link(0.0, 1.0), codec=FREE, model_bytes=64)
     half = {"codec": Codec.FLOAT16, **HIERARCHICAL}
-    assert communication(everyone(cluster, **HIERARCHICAL), hardware).per_step == 64
-    assert communication(everyone(cluster, **half), hardware).per_step == 32
-    assert communication(everyone(cluster, where=CodecScope.ACROSS_NODES, **half), hardware).per_step == 16 + 32
+    assert communication(allreduce(cluster, **HIERARCHICAL), hardware).per_step == 64
+    assert communication(allreduce(cluster, **half), hardware).per_step == 32
+    assert communication(allreduce(cluster, where=CodecScope.ACROSS_NODES, **half), hardware).per_step == 16 + 32
     pairs = (Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [(0, 1, 2, 3)]))
     coded = StaticGroups(phases=GroupPhases(pairs), transport=Transport(where=CodecScope.ACROSS_NODES, **half))
     assert communication(Schedule("s", cluster, coded), hardware).phases == (64, 48)
 
 
 def test_codecs_are_free_without_model_bytes():
-    schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8)
+    schedule = allreduce(Cluster.regular(2, 2), codec=Codec.INT8)
     assert cycle_time(schedule, Hardware(nic=Link(1.0)), ComputeTimes(base=1.0)).per_step == 1.0 + 6.0
     assert Coding.of(schedule.strategy.transport, Hardware(nic=Link(0.0, 1.0))).seconds != NONE
 
 
 def test_algorithm_incompatible_with_the_codec_is_rejected():
-    schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8, where=CodecScope.ACROSS_NODES, **HIERARCHICAL)
+    schedule = allreduce(Cluster.regular(2, 2), codec=Codec.INT8, where=CodecScope.ACROSS_NODES, **HIERARCHICAL)
     with pytest.raises(ScheduleError, match=r"transport\.where: is across-nodes; algorithm ring has no separate stage"):
         communication(schedule, Hardware(model_bytes=8), algorithm=AllReduceAlgorithm.RING)
 
@@ -152,8 +152,8 @@ def test_scales_take_four_bytes_per_block():
 def test_per_layer_buckets_pay_latency_per_layer():
     cluster, model = Cluster.regular(1, 4), 90
     hardware = Hardware(inside=Link(1.0, 1.0), model_bytes=model, layers=3)
-    whole = communication(everyone(cluster), hardware)
-    layers = communication(everyone(cluster, **LAYERED), hardware)
+    whole = communication(allreduce(cluster), hardware)
+    layers = communication(allreduce(cluster, **LAYERED), hardware)
     assert whole.per_step == 6 + 1.5 * model
     assert layers.per_step == pytest.approx(3 * 6 + 1.5 * model)
     assert layers.nic_bytes_per_step == whole.nic_bytes_per_step == 0
@@ -162,14 +162,14 @@ def test_per_layer_buckets_pay_latency_per_layer():
     late = Travel.of(Transport(**LAYERED), Hardware(layers=(0, 30, 0, 10), backward=0.5))
     assert (late.shares, late.ready) == ((0.75, 0.25), (0.75, 1.0))
     early = Hardware(inside=Link(0.0, 1.0), model_bytes=8, layers=(8, 0), backward=0.5)
-    (stage,) = of_period(everyone(Cluster.regular(1, 2), **LAYERED), early)
+    (stage,) = of_period(allreduce(Cluster.regular(1, 2), **LAYERED), early)
     assert stage.before(np.array([4.0, 100.0])).tolist() == [3.0 + 8.0, 100.0]
 
 
 def test_segments_start_during_backward():
     """A step computes 12 s, the last 6 of them backward; two segments of 2 s and 6 s, ready at 9 s and at 12 s."""
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=8, layers=(2, 6), backward=0.5)
-    schedule = everyone(Cluster.regular(1, 2), **LAYERED)
+    schedule = allreduce(Cluster.regular(1, 2), **LAYERED)
     (stage,) = of_period(schedule, hardware)
     assert stage.before(np.full(2, 12.0)).tolist() == [18.0, 18.0]
     timeline = simulate(schedule, hardware, compute=ComputeTimes(base=12.0), num_rounds=2)
@@ -188,7 +188,7 @@ def test_pipeline_time_matches_equation_4(width, seconds):
     """Pipe-SGD (Li et al., NeurIPS 2018): T·max(compute, all-reduce), and the first all-reduce, which is not hidden."""
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=int(seconds))
     for drain in DrainPolicy:
-        schedule = everyone(Cluster.regular(1, 2), Pipeline(width=width, drain=drain))
+        schedule = allreduce(Cluster.regular(1, 2), Pipeline(width=width, drain=drain))
         timeline = simulate(schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=20)
         whole = 7.0 + 19 * max(7.0, seconds) + seconds
         assert timeline.makespan == whole, "started operations finish, even if their gradients are dropped"
@@ -206,7 +206,7 @@ def test_published_ring_matches_the_cost_model():
 
 def test_pipeline_waits_for_the_gradient_of_k_steps_ago():
     """Worker 1 computes 6 s, worker 0 2 s, an operation takes 1 s, K = 2: computed by hand."""
-    schedule = everyone(Cluster.regular(1, 2), Pipeline(warm_up=1))
+    schedule = allreduce(Cluster.regular(1, 2), Pipeline(warm_up=1))
     hardware, compute = Hardware(inside=Link(0.0, 1.0), model_bytes=1), ComputeTimes(base=2.0, slowdown=((1, 3.0),))
     timeline = simulate(schedule, hardware, compute=compute, num_rounds=4)
     assert timeline.compute_start[:, 0].tolist() == [0, 7, 9, 14]
@@ -225,11 +225,11 @@ def test_pipeline_waits_for_the_gradient_of_k_steps_ago():
 def test_per_layer_pipeline_matches_equation_6(latency):
     """4 workers, 5 layers; update 1 s, forward 3 s, backward 8 s of the step."""
     hardware = Hardware(inside=Link(latency, 0.25), model_bytes=40, layers=5, backward=8 / 12)
-    schedule = everyone(Cluster.regular(1, 4), Pipeline(), **LAYERED)
+    schedule = allreduce(Cluster.regular(1, 4), Pipeline(), **LAYERED)
     compute = ComputeTimes(base=12.0)
     expected = max(12.0, 2 * 3 * 5 * latency + 1.5 * 40 * 0.25)
     assert cycle_time(schedule, hardware, compute).per_step == pytest.approx(expected)
-    whole = everyone(schedule.cluster, Pipeline())
+    whole = allreduce(schedule.cluster, Pipeline())
     ring = 2 * 3 * latency + 1.5 * 40 * 0.25
     assert cycle_time(whole, hardware, compute).per_step == pytest.approx(max(12.0, ring)), "equation 5"
 
@@ -237,7 +237,7 @@ def test_per_layer_pipeline_matches_equation_6(latency):
 def test_sampling_matches_pipelines_and_layers():
     for gradient_buckets in GradientBuckets:
         hardware = Hardware(inside=Link(0.5, 1.0), model_bytes=9, layers=3)
-        schedule = everyone(Cluster.regular(1, 4), Pipeline(warm_up=200), gradient_buckets=gradient_buckets)
+        schedule = allreduce(Cluster.regular(1, 4), Pipeline(warm_up=200), gradient_buckets=gradient_buckets)
         compute = ComputeTimes(base=4.0, slowdown=((2, 3.0),))
         exact = cycle_time(schedule, hardware, compute).per_step
         found = sample(schedule, hardware, compute, num_rounds=400, num_samples=2)

@@ -24,7 +24,7 @@ from partreduce.topo.timing.tables import NUMBER_BYTES, exchange, exchanges
 from partreduce.types import CodecSeconds, ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, RowAccess, Switch
 
 
-def in_step(seconds, setting, *, word=0.0, sum_seconds=0.0):
+def lockstep(seconds, setting, *, word=0.0, sum_seconds=0.0):
     """Return the rate in lockstep: workers start each round together, as far as the round waits for them."""
     needed = 1 if setting.quorum == "majority" else setting.needed(seconds.shape[1])
     starts = seconds.T if setting.quorum == "majority" else [np.sort(seconds, axis=1)[:, needed - 1]]
@@ -42,7 +42,7 @@ def test_balance_matches_hand_computed_rates():
     # An all-reduce of 0.5 s allows two rounds per second.
     assert balance(seconds, PartialAllReduce(quorum=2), sum_seconds=0.5).active == pytest.approx(3.6)
     # In lockstep the seven are in every round, and the slow one is in every fifth or sixth.
-    found = in_step(seconds, PartialAllReduce(quorum=7), word=0.05, sum_seconds=0.05)
+    found = lockstep(seconds, PartialAllReduce(quorum=7), word=0.05, sum_seconds=0.05)
     assert (found.seconds, found.active) == (pytest.approx(1.1), pytest.approx(7 + 1.1 / 5))
     # Majority of equals: half a step, and a whole one with probability 1/n, so (n+1)/2n of a step; no worker idles.
     even = balance(np.ones((1, 8)), PartialAllReduce(quorum="majority"))
@@ -73,7 +73,7 @@ def test_simulated_quorum_lies_between_independent_and_lockstep_workers(compute,
         ).observed.quorum
         costs = {"word": 1e-4, "sum_seconds": float((record.summed[1] - record.summed[0]).mean())}
         rate = record.rates(warm_up=30)[1]
-        free, step = (many(seconds, schedule.strategy.sync, **costs) for many in (balance, in_step))
+        free, step = (many(seconds, schedule.strategy.sync, **costs) for many in (balance, lockstep))
         least, most = sorted((free.gradients_per_second, step.gradients_per_second))
         assert least * 0.875 < rate < most * 1.125, number
         if number != 7:
@@ -96,7 +96,7 @@ def schedule(steps_per_round, fragments=1, steps=0, alpha=0, n=4):
     return Schedule("s", Cluster.regular(n, 1), AllReduce(steps_per_round=steps_per_round, sync=sync, payload=payload))
 
 
-def seconds_of_sum(share, n=4):
+def ring_seconds(share, n=4):
     """Return the seconds of a ring of n nodes of one worker."""
     return 2 * (n - 1) * LATENCY + 2 * (n - 1) / n * SIZE * share * INVERSE
 
@@ -114,7 +114,7 @@ def by_hand(streaming, times, num_rounds):
             now = np.maximum(now, max((over[number] for number in merged), default=0))
         for number, end in ends:
             if (step + late - end) % steps_per_round == 0:
-                free = over[number] = max(now.max(), free) + seconds_of_sum(1 / count)
+                free = over[number] = max(now.max(), free) + ring_seconds(1 / count)
         now = np.maximum(now, max((over[number] for number in merged), default=0))
     return now, free
 
@@ -126,7 +126,7 @@ def test_fragments_of_equal_workers_match_the_formula(seed):
     fragments = draw.randint(1, min(steps_per_round, 5))
     late = draw.randrange(steps_per_round // fragments)
     streaming = schedule(steps_per_round, fragments, late)
-    each, expected, before = seconds_of_sum(1 / fragments), 0.0, 0
+    each, expected, before = ring_seconds(1 / fragments), 0.0, 0
     for end in round_ends(fragments, steps_per_round):
         expected += max((end - before) * 0.1, (end - before - late) * 0.1 + each)
         before = end
@@ -161,7 +161,7 @@ def test_fragments_wait_for_the_slowest_share_of_unequal_steps(seed):
     slow = ComputeTimes(base=0.1, slowdown=tuple((worker, draw.choice([1.0, 1.5, 4.0])) for worker in range(4)))
     ends = np.array([[0, *round_ends(fragments, steps_per_round)] for steps_per_round in worker_steps]).T
     each = [(slow.fixed(4) * (after - before)).max() for before, after in pairwise(ends)]
-    expected = sum(each) + fragments * seconds_of_sum(1 / fragments)
+    expected = sum(each) + fragments * ring_seconds(1 / fragments)
     assert cycle_time(streaming, hardware(), slow).per_round == pytest.approx(expected)
     run = simulate(streaming, hardware(), compute=slow, num_rounds=6)
     assert run.makespan == pytest.approx(6 * expected)
