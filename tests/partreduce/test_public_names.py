@@ -315,12 +315,12 @@ def test_wrong_type_raises_one_line_or_is_accepted(function, tmp_path, monkeypat
         for value in WRONG:
             if function is partreduce.design and wrong.name == "progress" and value is None:
                 continue  # which plans
-            said = error_of(function, {name: VALID.get(name) for name in required} | {wrong.name: value})
-            assert "\n" not in said
-            assert "--" not in re.sub("`partreduce [^`]*`", "", said), "Python errors name no command-line options"
+            text = error_of(function, {name: VALID.get(name) for name in required} | {wrong.name: value})
+            assert "\n" not in text
+            assert "--" not in re.sub("`partreduce [^`]*`", "", text), "Python errors name no command-line options"
 
 
-@pytest.mark.parametrize(("call", "said"), [
+@pytest.mark.parametrize(("call", "text"), [
     (lambda: partreduce.design("4x4"),
         "design: build: expected a catalogue entry for cluster 4x4, got none; give build=NAME, or a PlanRequest"),
     (lambda: partreduce.design([]), "design: request: expected PlanRequest, got list []; partreduce.PlanRequest("),
@@ -340,10 +340,10 @@ def test_wrong_type_raises_one_line_or_is_accepted(function, tmp_path, monkeypat
     (lambda: partreduce.predict(VALID["schedule"], partreduce.Hardware(nic=HARDWARE.nic)),
         "model_bytes: is not given; say how many bytes the model has, such as 552_000_000"),
 ])  # fmt: skip
-def test_error_names_argument_expectation_and_value(call, said):
+def test_error_names_argument_expectation_and_value(call, text):
     with pytest.raises(InputError) as raised:
         call()
-    assert str(raised.value).startswith(said)
+    assert str(raised.value).startswith(text)
 
 
 def test_command_line_errors_name_options_and_python_errors_arguments(tmp_path, capsys):

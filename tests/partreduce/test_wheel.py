@@ -35,9 +35,9 @@ from partreduce.commands import build_app
 build_app()  # once, for all commands, as the planner
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:
-        said = os.open(f"output-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        output = os.open(f"output-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         code = main(arguments)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -298,10 +298,10 @@ def missing_extras(full_install, tmp_path_factory):
 
 @pytest.mark.parametrize(("number", "extras"), list(enumerate(extras for extras, _ in EXTRA_COMMANDS)))
 def test_missing_extra_is_one_line_with_the_install_command(missing_extras, number, extras):
-    said, code = missing_extras[number]
-    assert code == 77, said
-    assert said.count("\n") == 1
-    assert f"pip install 'partreduce[{extras}]'" in said
+    text, code = missing_extras[number]
+    assert code == 77, text
+    assert text.count("\n") == 1
+    assert f"pip install 'partreduce[{extras}]'" in text
 
 
 def test_missing_extra_raises_in_a_script(base_install, tmp_path):

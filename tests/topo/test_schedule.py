@@ -233,7 +233,7 @@ def test_survivors_average_unequal_models_even_at_steps_per_round_1():
     assert not found.strategy.averages_gradients
 
 
-@pytest.mark.parametrize(("strategy", "failed", "said"), [
+@pytest.mark.parametrize(("strategy", "failed", "text"), [
     (RULE_OF_4, {8}, "failed worker 8: is out of range"),
     (RULE_OF_4, {-1}, "failed worker -1: is out of range"),
     (RULE_OF_4, set(range(7)), "7 of 8 workers failed"),
@@ -242,8 +242,8 @@ def test_survivors_average_unequal_models_even_at_steps_per_round_1():
     (AllReduce(sync=Pipeline(), transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)), {1},
         "strategy.transport.gradient_buckets"),
 ])  # fmt: skip
-def test_unsupported_failures_are_rejected(strategy, failed, said):
-    check_error(ScheduleError, said, after_failure, Schedule("it", Cluster.regular(4, 2), strategy), failed)
+def test_unsupported_failures_are_rejected(strategy, failed, text):
+    check_error(ScheduleError, text, after_failure, Schedule("it", Cluster.regular(4, 2), strategy), failed)
 
 
 def _groups_by_old_rank(found, schedule, failed):

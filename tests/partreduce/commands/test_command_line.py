@@ -226,8 +226,8 @@ def test_wide_pipeline_is_proved_and_its_delay_costs_are_shown(capsys, tmp_path)
     path = tmp_path / "pipe.json"
     write_schedule(path, Schedule("pipe", Cluster.regular(2, 2), AllReduce(sync=Pipeline(width=3))))
     costs = pytest.approx({"stability_limit": (5**0.5 - 1) / 2, "noise_factor": 1.2247191})
-    said = " ".join(ran(capsys, ["verify", str(path)]).out.split())
-    assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
+    text = " ".join(ran(capsys, ["verify", str(path)]).out.split())
+    assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in text
     proof = run_json(capsys, "verify", path, "--json")
     assert proof["metrics"]["pipeline"] == costs
     assert run_json(capsys, "simulate", path, "--json")["pipeline"] == costs
@@ -305,14 +305,14 @@ def test_simulate_compares_predicted_time_to_loss_as_design_does(capsys, tmp_pat
     assert rows[1]["steps_ratio"] == pytest.approx(option.steps_ratio)
     shown = " ".join(ran(capsys, ["simulate", *map(str, paths), *network]).out.split())
     assert "Steps to a loss: predicted on shuffled data, as by `partreduce design --optimizer any`" in shown
-    said = run_error(capsys, "simulate", *paths, "-o", tmp_path / "several.json", code=2)
-    assert "several.json: ends in '.json'; pictures" in said
+    text = run_error(capsys, "simulate", *paths, "-o", tmp_path / "several.json", code=2)
+    assert "several.json: ends in '.json'; pictures" in text
 
 
 @pytest.mark.usefixtures("brief")
 def test_design_lists_its_assumptions_in_one_line(capsys, tmp_path):
-    said = " ".join(ran(capsys, ["design", "2x2", "--effort", "0.11", "--set", "nic=1GB/s"]).out.split())
-    assert " assumed --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms, --optimizer=adam " in said
+    text = " ".join(ran(capsys, ["design", "2x2", "--effort", "0.11", "--set", "nic=1GB/s"]).out.split())
+    assert " assumed --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms, --optimizer=adam " in text
     place = tmp_path / "cluster.yaml"
     place.write_text("num_nodes: 2\nworkers_per_node: 2\nhardware: {nic: {bandwidth: 1GB/s}, model_bytes: 8MB}\n")
     assumed = {"--set inside": "free", "--set compute": "50ms", "--optimizer": "adam"}
@@ -448,9 +448,9 @@ def test_invalid_cluster_file_is_no_usage_error(capsys, tmp_path, text, words):
 ])  # fmt: skip
 def test_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
     monkeypatch.setenv("COLUMNS", "300")
-    said = ran(capsys, [verb, "--help"] if verb else ["--help"]).out
-    assert [words for words in shown if words not in said] == []
-    assert "<bool>" not in said
+    text = ran(capsys, [verb, "--help"] if verb else ["--help"]).out
+    assert [words for words in shown if words not in text] == []
+    assert "<bool>" not in text
 
 
 def test_command_line_choices_match_the_libraries():
@@ -493,9 +493,9 @@ def test_show_rejects_strategies_without_fixed_phases(capsys, tmp_path):
 def test_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_path):
     path = tmp_path / "server.json"
     write_schedule(path, Schedule("s", Cluster.regular(2, 2), Server()))
-    said = run_json(capsys, "simulate", path, "--json", "--model-bytes", "1MB", "--rounds", "8")
-    assert said["seconds_per_step"] > 0.05
-    assert "steady_seconds_per_step" not in said
+    document = run_json(capsys, "simulate", path, "--json", "--model-bytes", "1MB", "--rounds", "8")
+    assert document["seconds_per_step"] > 0.05
+    assert "steady_seconds_per_step" not in document
 
 
 def test_fragments_send_equal_bytes_with_a_lower_peak(capsys, tmp_path):
@@ -509,9 +509,9 @@ def test_fragments_send_equal_bytes_with_a_lower_peak(capsys, tmp_path):
     exactly = {"of_worker": 43_750_000, "of_node": 43_750_000, "in_flight": 25_000_000}
     assert found[4]["sent_bytes"] == exactly
     assert run_json(capsys, "verify", path, "--json", "--model-bytes", "100MB")["metrics"]["sent_bytes"] == exactly
-    said = " ".join(ran(capsys, ["verify", str(path), "--model-bytes", "100MB"]).out.split())
-    assert "in one step no more than 43.75 MB leave a worker and 43.75 MB a node, and operations on no more" in said
-    assert "on no more than 25 MB are in flight at a worker." in said
+    text = " ".join(ran(capsys, ["verify", str(path), "--model-bytes", "100MB"]).out.split())
+    assert "in one step no more than 43.75 MB leave a worker and 43.75 MB a node, and operations on no more" in text
+    assert "on no more than 25 MB are in flight at a worker." in text
 
 
 def test_sent_bytes_are_a_fact_of_fixed_rounds_only(capsys, tmp_path):
@@ -526,9 +526,9 @@ def test_sent_bytes_are_a_fact_of_fixed_rounds_only(capsys, tmp_path):
 def test_noloco_is_built_proved_and_compared_without_metrics(capsys, tmp_path):
     path, other = tmp_path / "noloco.json", ROOT / "examples" / "two-level.json"
     assert run_json(capsys, "design", "4x4", "--build", "noloco(every=20)", "-o", path, "--json")["period"] == 8
-    said = run_json(capsys, "verify", path, "--json", "--model-bytes", "1MB")
-    assert said["verdict"] == "proved"
-    assert said["metrics"]["sent_bytes"] == {"of_worker": 1_000_000, "of_node": 4_000_000, "in_flight": 1_000_000}
+    document = run_json(capsys, "verify", path, "--json", "--model-bytes", "1MB")
+    assert document["verdict"] == "proved"
+    assert document["metrics"]["sent_bytes"] == {"of_worker": 1_000_000, "of_node": 4_000_000, "in_flight": 1_000_000}
     shown = " ".join(ran(capsys, ["verify", str(path)]).out.split())
     assert "the outer parameters come to agree, by a factor of at most 0.3159 every 160 steps (8 rounds)" in shown
     pairs, levels = run_json(capsys, "simulate", path, other, "--json")["schedules"]

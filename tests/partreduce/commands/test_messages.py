@@ -35,12 +35,12 @@ def folder(tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_misplaced_file_is_recognized(folder, capsys, command, text, hint):
     (folder / command.split()[1]).write_text(text)
-    said = ran(capsys, command.split(), 65).err
-    assert said.count("\n") == 1
-    assert hint in said
+    output = ran(capsys, command.split(), 65).err
+    assert output.count("\n") == 1
+    assert hint in output
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), [
+@pytest.mark.parametrize(("arguments", "code", "text"), [
     ("run --workers 2 schedule.json", 65, "a schedule goes before the script: --schedule schedule.json SCRIPT"),
     ("run --rdzv-backend c10d --workers 2 train.py", 2, "--rdzv-backend is no option of run"),
     ("measure --workers 2 --model-bytes 0B", 2, "--model-bytes 0B: nothing would be moved; write the size"),
@@ -50,20 +50,20 @@ def test_misplaced_file_is_recognized(folder, capsys, command, text, hint):
     ("design 2x2 --set compute=1e300s", 2, "'1e300s' is too large or too small for a time; write it such as"),
     ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number and a unit, such as"),
 ])  # fmt: skip
-def test_usage_error_comes_before_any_work(folder, capsys, arguments, code, said):
+def test_usage_error_comes_before_any_work(folder, capsys, arguments, code, text):
     """Regression: some were tracebacks, and a missing output folder was found only after minutes of measuring."""
     write_schedule("schedule.json", Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
     (folder / "train.py").write_text("")
     (folder / "empty").write_text("")
     (line,) = ran(capsys, arguments.split(), code).err.splitlines()
-    assert said in line
+    assert text in line
 
 
 @pytest.mark.usefixtures("brief")
 def test_narrow_output_starts_with_the_progress_and_keeps_key_columns(capsys):
-    said = ran(capsys, ["design", "4", "--effort", "0.2", "--all"])
-    assert said.err == ""
-    first, second, *rest = said.out.splitlines()
+    printed = ran(capsys, ["design", "4", "--effort", "0.2", "--all"])
+    assert printed.err == ""
+    first, second, *rest = printed.out.splitlines()
     assert first == "4 is one node of 4 workers; 4x1 would be 4 nodes of one."
     assert second == "Planning; the search takes 3600 s at most; --time-limit and --effort change it."
     assert not any("Planning" in line for line in rest)
@@ -74,18 +74,20 @@ def test_narrow_output_starts_with_the_progress_and_keeps_key_columns(capsys):
 
 def test_unscored_candidates_are_counted_with_the_option_to_raise():
     cut = Clock(seconds=1e9, effort=2.0)
-    told = Answer(status=Status.FEASIBLE, because="", ended=cut.stopped_by(), effort=2.0, time_limit=1e9, capped=False)
-    assert not_reached({"the catalogue": [], "quorums": []}, told) == []
-    (said,) = not_reached({"the catalogue": ["ring"]}, told)
+    answer = Answer(
+        status=Status.FEASIBLE, because="", ended=cut.stopped_by(), effort=2.0, time_limit=1e9, capped=False
+    )
+    assert not_reached({"the catalogue": [], "quorums": []}, answer) == []
+    (text,) = not_reached({"the catalogue": ["ring"]}, answer)
     ended = "planning ended because its effort of 2 was used up"
-    assert said == f"{ended} with 1 schedule unscored (1 of the catalogue); raise --effort"
+    assert text == f"{ended} with 1 schedule unscored (1 of the catalogue); raise --effort"
     cut.capped = True
-    told = replace(told, ended=cut.stopped_by(), capped=True)
+    answer = replace(answer, ended=cut.stopped_by(), capped=True)
     ended = "planning ended because its time limit of 1e+09 s cut its effort of 2 short"
-    assert not_reached({}, told) == [f"{ended}, and another run may differ; raise --time-limit"]
-    (said,) = not_reached({"the catalogue": ["ring", "star"], "pairs": ["AD-PSGD"]}, told)
+    assert not_reached({}, answer) == [f"{ended}, and another run may differ; raise --time-limit"]
+    (text,) = not_reached({"the catalogue": ["ring", "star"], "pairs": ["AD-PSGD"]}, answer)
     left = "3 schedules unscored (2 of the catalogue, 1 of pairs)"
-    assert said == f"{ended} with {left}, and another run may differ; raise --time-limit"
+    assert text == f"{ended} with {left}, and another run may differ; raise --time-limit"
 
 
 SLOW = [
@@ -100,13 +102,13 @@ SLOW = [
 ])  # fmt: skip
 @pytest.mark.usefixtures("brief")
 def test_every_row_of_the_table_can_be_selected_by_name(folder, capsys, name, more):
-    said = " ".join(ran(capsys, [*SLOW, *more, "--select", name, "-o", "taken.json"]).out.split())
-    assert f"Taken: {name}" in said
+    text = " ".join(ran(capsys, [*SLOW, *more, "--select", name, "-o", "taken.json"]).out.split())
+    assert f"Taken: {name}" in text
     worker_steps = load_schedule("taken.json").worker_steps()
-    assert ("write the training loop as `for batch in optimizer.batches(loader)`" in said) == (
+    assert ("write the training loop as `for batch in optimizer.batches(loader)`" in text) == (
         len(set(worker_steps)) > 1
     )
-    assert ("worker 5 takes 1, so that no worker waits" in said) == name.startswith("paced ")
+    assert ("worker 5 takes 1, so that no worker waits" in text) == name.startswith("paced ")
     assert main(["verify", "taken.json"]) in {0, 3}, "nothing is refuted"
 
 
@@ -119,32 +121,32 @@ def test_unknown_selection_suggests_the_nearest_name(capsys):
 @pytest.mark.usefixtures("brief")
 def test_design_warns_about_a_worker_whose_updates_are_never_used(capsys):
     name = "exponential gap: skip 3, backup for neighbors of slow workers, serial"
-    said = " ".join(ran(capsys, [*SLOW, "--effort", "2.5", "--select", name]).out.split())  # enough for 240 rounds
+    text = " ".join(ran(capsys, [*SLOW, "--effort", "2.5", "--select", name]).out.split())  # enough for 240 rounds
     assert (
-        "worker 5 is never heard: this is training with 7 workers, which a cluster without it could do as well" in said
+        "worker 5 is never heard: this is training with 7 workers, which a cluster without it could do as well" in text
     )
-    assert "two answers are yours to weigh: leave worker 5 out, or give a smaller batch" in said
+    assert "two answers are yours to weigh: leave worker 5 out, or give a smaller batch" in text
 
 
 def test_verify_summarizes_its_claims(folder, capsys):
     assert main(["design", "2x4", "--build", "node-then-all", "-o", "static.json"]) == 0
-    said = " ".join(ran(capsys, ["verify", "static.json"]).out.split())
+    text = " ".join(ran(capsys, ["verify", "static.json"]).out.split())
     assert (
         "PROVED: no conflict, consensus. If the program follows its protocol: no deadlock, all workers hold the same "
         "model every 4 steps. node-then"
-    ) in said
-    assert " Proved membership consensus contraction ≤ 0 consensus-distance ≤ 0.1876 " in said
-    assert " Computed from the file conflict-free doubly-stochastic memory sent-bytes " in said
-    assert "Holds if the program follows its protocol deadlock-free staleness end equal-replicas Assumed for " in said
-    assert "Assumed for sent-bytes: sums go around one ring in the order of ranks, and small messages" in said
-    assert "Metrics" not in said
-    assert "Not claimed: how fast a step is, that the loss falls, or where SGD converges to." in said
+    ) in text
+    assert " Proved membership consensus contraction ≤ 0 consensus-distance ≤ 0.1876 " in text
+    assert " Computed from the file conflict-free doubly-stochastic memory sent-bytes " in text
+    assert "Holds if the program follows its protocol deadlock-free staleness end equal-replicas Assumed for " in text
+    assert "Assumed for sent-bytes: sums go around one ring in the order of ranks, and small messages" in text
+    assert "Metrics" not in text
+    assert "Not claimed: how fast a step is, that the loss falls, or where SGD converges to." in text
     write_schedule("pairs.json", Schedule("pairs", Cluster.regular(1, 8), Pairwise(active=(0, 1, 2, 3))))
     first = ran(capsys, ["verify", "pairs.json"]).out.splitlines()[0]
     assert first == "HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL: no deadlock, the models are drawn together."
-    said = ran(capsys, ["verify", "static.json", "--metrics"]).out.splitlines()
-    assert "Metrics, rounded; exact: by a formula, not by sampling" in said
-    assert any(line.split() == ["period", "4", "exact"] for line in said)
+    text = ran(capsys, ["verify", "static.json", "--metrics"]).out.splitlines()
+    assert "Metrics, rounded; exact: by a formula, not by sampling" in text
+    assert any(line.split() == ["period", "4", "exact"] for line in text)
 
 
 FOLLOWS = "follows from the rules"

@@ -58,14 +58,14 @@ def test_run_without_torch_names_the_extra_to_install(monkeypatch, capsys):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("code", "said"), [("os._exit(7)", True), ("print('no', file=sys.stderr); sys.exit(7)", False)]
+    ("code", "is_named"), [("os._exit(7)", True), ("print('no', file=sys.stderr); sys.exit(7)", False)]
 )
-def test_worker_that_exits_without_a_message_is_named_once(tmp_path, code, said):
+def test_worker_that_exits_without_a_message_is_named_once(tmp_path, code, is_named):
     script = tmp_path / "script.py"
     script.write_text(f"import os, sys\nif os.environ['RANK'] == '1': {code}\n")
     done = WARM.run("partreduce", "run", "--workers", "2", str(script))
     assert done.returncode == 7
-    assert done.stderr.count("worker 1 ended with exit code 7 and no message") == said, done.stderr
+    assert done.stderr.count("worker 1 ended with exit code 7 and no message") == is_named, done.stderr
 
 
 @pytest.mark.processes
@@ -127,7 +127,7 @@ def test_script_that_ignores_its_schedule_is_shown_the_missing_lines(tmp_path, u
     assert main(["design", "1x2", "--build", "allreduce", "-o", str(schedule)]) == 0
     done = WARM.run("partreduce", "run", "--schedule", str(schedule), str(script))
     assert done.returncode == 0
-    told = [line for line in done.stderr.splitlines() if "ended without a DistributedOptimizer" in line]
-    assert len(told) == (0 if uses else 1)
+    warnings = [line for line in done.stderr.splitlines() if "ended without a DistributedOptimizer" in line]
+    assert len(warnings) == (0 if uses else 1)
     assert ("partreduce.shard_dataset(data)" in done.stderr) is not uses
     assert (wraps.strip().replace("'", '"') in done.stderr) is not uses

@@ -146,13 +146,13 @@ def graph():
 def test_first_line_names_the_sets_that_can_part(made, first, tmp_path, capsys):
     path, proof = tmp_path / "s.json", prove(made())
     write_schedule(path, made())
-    said = ran(capsys, ["verify", str(path)], 1).out.splitlines()
-    assert said[0] == f"REFUTED: {first}."
+    lines = ran(capsys, ["verify", str(path)], 1).out.splitlines()
+    assert lines[0] == f"REFUTED: {first}."
     assert proof.parting_words == f"consensus is not guaranteed: {first}"
     for members in proof.can_part:
-        assert "{" + ",".join(map(str, members)) + "}" in said[0]
+        assert "{" + ",".join(map(str, members)) + "}" in lines[0]
     assert main(["verify", str(path), "--allow-no-consensus"]) == 0
-    assert capsys.readouterr().out.splitlines() == said, "the same output"
+    assert capsys.readouterr().out.splitlines() == lines, "the same output"
 
 
 @pytest.mark.parametrize(("made", "sets"), [(groups, [[0, 1]]), (graph, [[0, 1], [2, 3]])])
@@ -182,10 +182,10 @@ def test_refuted_property_that_is_not_needed_is_still_listed(tmp_path, capsys):
     """Staleness does not preserve the mean, but the workers reach consensus."""
     path = tmp_path / "s.json"
     write_schedule(path, with_gap(staleness=5, weights=EdgeWeighting.ITERATION))
-    said = " ".join(ran(capsys, ["verify", str(path)]).out.split())
-    assert said.startswith("PROVED: the models are drawn together. If the program follows its protocol: no deadlock. ")
-    assert "Refuted mean-preserved (a property, not needed): " in said
-    assert "never average" not in said
+    text = " ".join(ran(capsys, ["verify", str(path)]).out.split())
+    assert text.startswith("PROVED: the models are drawn together. If the program follows its protocol: no deadlock. ")
+    assert "Refuted mean-preserved (a property, not needed): " in text
+    assert "never average" not in text
     assert json.loads(ran(capsys, ["verify", str(path), "--json"]).out)["consensus"] == "guaranteed"
 
 
@@ -204,11 +204,11 @@ def test_design_warns_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
     asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "iteration_gap"]
     asked += ["--effort", "0.2", "--time-limit", "1h", "--select", "clustered gap: backup 1, parallel"]
-    said = ran(capsys, [*asked, "-o", str(path)]).out.splitlines()
-    assert said[0].startswith("Planning")
-    assert said[1].startswith("consensus: not guaranteed, steady in simulation (")
-    assert f"Next: partreduce verify --allow-no-consensus {path}" in " ".join(said)
-    assert any(line.startswith("guarantee") and "REFUTED: workers {" in line for line in said)
+    lines = ran(capsys, [*asked, "-o", str(path)]).out.splitlines()
+    assert lines[0].startswith("Planning")
+    assert lines[1].startswith("consensus: not guaranteed, steady in simulation (")
+    assert f"Next: partreduce verify --allow-no-consensus {path}" in " ".join(lines)
+    assert any(line.startswith("guarantee") and "REFUTED: workers {" in line for line in lines)
     assert main(["verify", str(path)]) == 1
     assert main(["verify", str(path), "--allow-no-consensus"]) == 0
     capsys.readouterr()

@@ -210,9 +210,9 @@ def test_codec_is_recommended_on_slow_links(plain, with_codecs):
     assert against.transport.codec is not Codec.NONE
     usual = [option for option in baselines(options) if option.is_usual]
     assert [(option.name, option.transport) for option in usual] == [("allreduce", Transport())]
-    said = " ".join(late_and_small(chosen, options, asked))
-    assert f"its sums travel in {chosen.transport.codec}" in said
-    assert "for coding per step" in said
+    text = " ".join(late_and_small(chosen, options, asked))
+    assert f"its sums travel in {chosen.transport.codec}" in text
+    assert "for coding per step" in text
 
 
 def test_codec_that_does_not_pay_on_fast_links_is_explained():
@@ -220,7 +220,7 @@ def test_codec_that_does_not_pay_on_fast_links_is_explained():
     options = competitors(asked, names=FEW)
     assert {option.transport.codec for option in options} == {Codec.NONE}
     plain = next(option for option in options if option.name.startswith("allreduce "))
-    (said,) = late_and_small(plain, options, asked)
+    (text,) = late_and_small(plain, options, asked)
     costed = next(
         costed for costed in cheapest_transports(plain.schedule, asked) if costed.transport.codec is Codec.INT8
     )
@@ -230,7 +230,7 @@ def test_codec_that_does_not_pay_on_fast_links_is_explained():
     ).communication
     coding, saved = costed.cost.per_step - wire, plain.communication - wire
     assert coding > saved
-    assert f"would cost {coding * 1e3:.4g} ms for coding and save {saved * 1e3:.4g} ms of wire per step" in said
+    assert f"would cost {coding * 1e3:.4g} ms for coding and save {saved * 1e3:.4g} ms of wire per step" in text
 
 
 def test_gain_of_a_codec_that_is_not_allowed_is_reported(on_fast_links):
@@ -238,9 +238,9 @@ def test_gain_of_a_codec_that_is_not_allowed_is_reported(on_fast_links):
     asked, allreduce = thin_job(thinner), ("allreduce",)
     options = competitors(asked, names=allreduce)
     chosen = recommend(options, asked)
-    said = [sentence for sentence in late_and_small(chosen, options, asked) if "--codec any" in sentence]
-    assert len(said) == 1
-    factor = float(said[0].split("at least ")[1].split(" times")[0])
+    hints = [sentence for sentence in late_and_small(chosen, options, asked) if "--codec any" in sentence]
+    assert len(hints) == 1
+    factor = float(hints[0].split("at least ")[1].split(" times")[0])
     best = min(option.time for option in competitors(thin_job(thinner, codec=None), names=allreduce))
     assert 1.05 < factor <= chosen.time / best + 0.005, "the reported gain is real"
     quick = thin_job(FAST)
@@ -266,9 +266,9 @@ def test_pipeline_hides_communication_at_a_price():
 
 def test_pipeline_that_does_not_pay_is_explained(on_fast_links):
     asked, options = thin_job(FAST), on_fast_links
-    (said,) = (one for one in late_and_small(recommend(options, asked), options, asked) if "pipeline" in one)
-    assert said.endswith("it does not pay")
-    assert "would hide 3 ms of All-Reduce's 53 ms per step (6%)" in said
+    (text,) = (one for one in late_and_small(recommend(options, asked), options, asked) if "pipeline" in one)
+    assert text.endswith("it does not pay")
+    assert "would hide 3 ms of All-Reduce's 53 ms per step (6%)" in text
 
 
 def test_price_of_delayed_gradients_grows_with_the_delay():
@@ -327,7 +327,7 @@ def test_reasons_of_a_pipeline_name_its_delay():
     asked = thin_job(replace(THIN, nic=Link.of_bandwidth(25e6)), sync=Delay.PIPELINE, codec=None)
     options = competitors(asked, names=FEW)
     chosen = recommend(options, asked)
-    said = " ".join([*reasons(chosen, options, asked), *late_and_small(chosen, options, asked)])
-    assert "its gradients come one step late" in said
-    assert "averaging runs during computing" not in said
-    assert "what other schedules' steps are counted against" not in said
+    text = " ".join([*reasons(chosen, options, asked), *late_and_small(chosen, options, asked)])
+    assert "its gradients come one step late" in text
+    assert "averaging runs during computing" not in text
+    assert "what other schedules' steps are counted against" not in text

@@ -296,11 +296,11 @@ def test_reasons_report_the_cost_and_effect_of_the_pilot():
     asked = job(pilot=replace(PRICED, prices=free, probes=probes))
     options = competitors(asked, until=0.0)
     chosen = recommend(options, asked)
-    (said,) = (sentence for sentence in reasons(chosen, options, asked) if "the pilot took" in sentence)
+    (text,) = (sentence for sentence in reasons(chosen, options, asked) if "the pilot took" in sentence)
     words = r"the pilot took 360 steps of your job; without it (.+) would be recommended, .* takes (.+) times as long"
-    told = re.fullmatch(words, said)
-    other = next(option for option in options if option.name == told[1])
-    assert float(told[2]) == pytest.approx(other.time / chosen.time, abs=0.01)
+    match = re.fullmatch(words, text)
+    other = next(option for option in options if option.name == match[1])
+    assert float(match[2]) == pytest.approx(other.time / chosen.time, abs=0.01)
     assert other.consensus_distance.value < chosen.consensus_distance.value
 
 

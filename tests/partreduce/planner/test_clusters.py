@@ -148,8 +148,8 @@ def test_time_limit_and_memory_hold_at_any_size(cluster):
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout)
     assert answer["recommendation"]["verdict"] == "proved"
-    (said,) = (one for one in answer["cautions"] if one.startswith("planning ended"))
-    assert f"time limit of {LIMIT} s was over" in said
+    (caution,) = (one for one in answer["cautions"] if one.startswith("planning ended"))
+    assert f"time limit of {LIMIT} s was over" in caution
     assert float(done.stderr.splitlines()[-1]) < WHOLE
 
 
@@ -168,8 +168,8 @@ def test_rules_of_too_many_local_ranks_are_skipped_and_listed():
     large, usual = large_job("1000x1000"), large_job("64x8")
     assert choices_of(large.problem()) == []
     assert choices_of(usual.problem())
-    assert any("no rules are searched for 1000 workers on a node" in said for said in not_weighed(large))
-    assert not any("no rules" in said for said in not_weighed(usual))
+    assert any("no rules are searched for 1000 workers on a node" in text for text in not_weighed(large))
+    assert not any("no rules" in text for text in not_weighed(usual))
 
 
 def test_billion_workers_need_no_array_per_worker():

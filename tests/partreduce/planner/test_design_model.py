@@ -135,9 +135,9 @@ def test_tables_without_row_access_stay_dense(place):
     tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER).tables}
     assert tables["words.weight"].ways == (Placement.DENSE,)
     assert tables["words.weight"].because.startswith("it is not known how many of its rows a step touches")
-    said = {"words.weight": RowAccess(0.01, 0.02, 0.04)}
-    tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER, touched=said).tables}
-    assert tables["words.weight"].touched == said["words.weight"]
+    known = {"words.weight": RowAccess(0.01, 0.02, 0.04)}
+    tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER, touched=known).tables}
+    assert tables["words.weight"].touched == known["words.weight"]
     assert Placement.SHARDED in tables["words.weight"].ways
 
 

@@ -73,7 +73,7 @@ def test_drift_under_adam_is_not_recommended_without_a_pilot(data):
     chosen, fastest = recommend(weighed, job), min(weighed, key=lambda option: option.time)
     assert chosen.drift.value == 0
     assert fastest.drift.value > 0
-    assert any("under adam test networks did not reach their loss so" in said for said in reasons(chosen, weighed, job))
+    assert any("under adam test networks did not reach their loss so" in text for text in reasons(chosen, weighed, job))
     assert recommend(weighed, replace(job, optimizer=Optimizer.SGD)).drift.value > MOST_DRIFT[Optimizer.MOMENTUM]
     momentum = replace(job, optimizer=Optimizer.MOMENTUM)
     assert 0 < recommend(weighed, momentum).drift.value <= MOST_DRIFT[Optimizer.MOMENTUM]
@@ -125,18 +125,18 @@ def test_delayed_option_wins_only_at_its_pessimistic_price(without_failures):
     assert decisive_time(late, JOB) == late.time_at_worst > calm.time
     assert decisive_time(calm, JOB) == calm.time
     assert least_time([late, calm], JOB) is calm
-    said = " ".join(reasons(calm, [late, calm], JOB))
-    assert f"{late.name} is predicted to be {calm.time / late.time:.2f} times as fast as it, but if delay costs" in said
-    assert "--sync delay takes it all the same" in said
+    text = " ".join(reasons(calm, [late, calm], JOB))
+    assert f"{late.name} is predicted to be {calm.time / late.time:.2f} times as fast as it, but if delay costs" in text
+    assert "--sync delay takes it all the same" in text
     other = replace(calm, schedule=late.schedule, step_seconds=1.01 * late.time / calm.steps_ratio)
-    said = " ".join(reasons(other, [late, other], JOB))
-    assert "1.01 times as fast as it, but if delay costs as much as on other tasks, it would take" in said
+    text = " ".join(reasons(other, [late, other], JOB))
+    assert "1.01 times as fast as it, but if delay costs as much as on other tasks, it would take" in text
     level = replace(late, step_seconds=0.99 * late.step_seconds * calm.time / late.time_at_worst)
     assert level.time * (1 + TIE) < calm.time
-    said = " ".join(reasons(calm, [level, calm], JOB))
+    text = " ".join(reasons(calm, [level, calm], JOB))
     assert (
         "on the task that suits it least it would take 0.99 times as long; within 2% the other is chosen because"
-        in said
+        in text
     )
     slower = replace(calm, step_seconds=1.1 * late.time_at_worst / calm.steps_ratio)
     assert least_time([late, slower], JOB) is late, "faster even at its worst price"
@@ -155,8 +155,8 @@ def test_option_under_which_a_task_failed_must_win_fivefold(options):
 
     assert least_time([calm, faster(0.99 * LOST_RATIO)], asked) is calm
     assert least_time([calm, won := faster(1.01 * LOST_RATIO)], asked) is won
-    said = " ".join(reasons(calm, [calm, faster(2.0)], asked))
-    assert "under momentum one of five test networks did not reach its loss with averages as rare" in said
+    text = " ".join(reasons(calm, [calm, faster(2.0)], asked))
+    assert "under momentum one of five test networks did not reach its loss with averages as rare" in text
     assert not replace(rare, surprise=0.0).may_fail, "a run on the job itself decides"
     assert not replace(rare, model=replace(JOB, optimizer=Optimizer.ADAM).steps_model).may_fail
 
@@ -173,8 +173,8 @@ def test_delay_does_not_hide_rare_averaging():
     assert late.synchronous_distance == pytest.approx(at_once.synchronous_distance)
     assert at_once.may_fail
     assert late.may_fail
-    said = " ".join(cautions(late, asked))
-    assert "with averages as rare; --max consensus-distance=1.9 leaves them out" in said
+    text = " ".join(cautions(late, asked))
+    assert "with averages as rare; --max consensus-distance=1.9 leaves them out" in text
 
 
 def test_best_option_without_failed_tasks_is_recommended():
@@ -199,9 +199,9 @@ def test_codec_must_save_more_than_10_percent(options):
 
     assert least_time([plain, with_int8(0.91)], JOB) is plain
     assert least_time([plain, won := with_int8(0.89)], JOB) is won
-    said = " ".join(reasons(plain, [plain, with_int8(0.95)], JOB))
-    assert "as fast as it, but steps with int8 took longer in our lab than predicted" in said
-    assert "it has to save more than 10%" in said
+    text = " ".join(reasons(plain, [plain, with_int8(0.95)], JOB))
+    assert "as fast as it, but steps with int8 took longer in our lab than predicted" in text
+    assert "it has to save more than 10%" in text
 
 
 def test_requested_delay_counts_at_its_predicted_price(without_failures):
@@ -281,12 +281,12 @@ def test_reasons_explain_why_the_fastest_is_not_chosen():
     fastest = min(options, key=lambda option: option.time)
     plain = best_plain(options, asked)
     near = replace(fastest, schedule=plain.schedule, step_seconds=1.01 * fastest.step_seconds, communication=0.0)
-    said = " ".join(reasons(near, [*options, near], asked))
-    assert f"{fastest.name} is predicted to be 1.01 times as fast as it, but within 2% it is chosen because" in said
+    text = " ".join(reasons(near, [*options, near], asked))
+    assert f"{fastest.name} is predicted to be 1.01 times as fast as it, but within 2% it is chosen because" in text
     other = find_option(options, "prague-figure-10")
-    said = " ".join(reasons(other, options, asked))
-    assert "as fast as the best plain alternative" in said
-    assert f"{plain.name} is predicted to be {other.time / plain.time:.2f} times as fast as it" in said
+    text = " ".join(reasons(other, options, asked))
+    assert "as fast as the best plain alternative" in text
+    assert f"{plain.name} is predicted to be {other.time / plain.time:.2f} times as fast as it" in text
     measured, guessed = gain(other, plain, asked.data), gain(replace(other, extrapolated=True), plain, asked.data)
     assert str(measured) == f"{measured.ratio:.2f} times ({measured.low:.2f} to {measured.high:.2f})"
     assert str(guessed) == f"{measured.low:.2f} to {measured.high:.2f} times"
@@ -342,7 +342,7 @@ def test_reasons_name_the_task_that_suits_the_fastest_least():
     options = [option for option in competitors(asked, until=0.0) if is_simple(option)]
     chosen, fastest = recommend(options, asked), min(options, key=lambda option: option.time)
     assert fastest.time < chosen.time * (1 - TIE), "at the prices that fit all tasks best"
-    said = " ".join(reasons(chosen, options, asked))
+    text = " ".join(reasons(chosen, options, asked))
     faster = chosen.time / fastest.time
-    told = f"{fastest.name} is predicted to be {faster:.2f} times as fast as it, but on the task that suits it least"
-    assert told in said
+    line = f"{fastest.name} is predicted to be {faster:.2f} times as fast as it, but on the task that suits it least"
+    assert line in text

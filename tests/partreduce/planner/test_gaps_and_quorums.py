@@ -135,18 +135,18 @@ def test_queue_limit_keeps_the_smallest_for_the_error():
 def test_reasons_state_what_a_gap_gains_and_costs(long_steps, slow_worker):
     asked = job(disturbance=LONG_STEPS, gap=True)
     stale = next(option for option in long_steps if "staleness 5" in option.name)
-    said = " ".join(GAP_WORDS.reasons(stale, long_steps, asked))
-    assert "answers steps that take up to 6 times as long now and then: updates up to 5 steps old serve" in said
-    assert "without that a step would take" in said
-    assert "of a worker's memory" in said
+    text = " ".join(GAP_WORDS.reasons(stale, long_steps, asked))
+    assert "answers steps that take up to 6 times as long now and then: updates up to 5 steps old serve" in text
+    assert "without that a step would take" in text
+    assert "of a worker's memory" in text
     assert "not proved" in " ".join(GAP_WORDS.cautions(stale, asked))
     slowed = job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), data=Data.PER_WORKER)
     skipping = next(option for option in slow_worker if "skip" in option.name)
-    said = " ".join([*GAP_WORDS.reasons(skipping, slow_worker, slowed), *GAP_WORDS.cautions(skipping, slowed)])
-    assert "worker 5, always 4 times as long: a worker that is left behind skips up to 4 steps at once" in said
-    assert "of all steps are skipped" in said
-    assert "optimizer.batches(loader)" in said
-    assert "of an even share, and that is the only one who sees some of the data" in said
+    text = " ".join([*GAP_WORDS.reasons(skipping, slow_worker, slowed), *GAP_WORDS.cautions(skipping, slowed)])
+    assert "worker 5, always 4 times as long: a worker that is left behind skips up to 4 steps at once" in text
+    assert "of all steps are skipped" in text
+    assert "optimizer.batches(loader)" in text
+    assert "of an even share, and that is the only one who sees some of the data" in text
 
 
 def test_gaps_are_not_simulated_without_slow_workers():
@@ -283,17 +283,17 @@ def test_quorum_is_no_pipeline_and_excludes_other_syncs(quorum_plan):
     check_error(InputError, "a quorum is asked for, and something else", quorum_job, gap=True)
 
 
-@pytest.mark.parametrize(("cluster", "hardware", "options", "said"), [
+@pytest.mark.parametrize(("cluster", "hardware", "options", "starts"), [
     ("257x1", ONE_SLOW, {}, []),
     ("257x1", replace(HARDWARE, jitter=0.01), {"quorum": None, "gap": None}, ["weighted graphs are weighed for"]),
     ("257x1", ONE_SLOW, {"quorum": None, "gap": False},
         ["weighted graphs, unequal steps per round and quorums", "two answers are yours"]),
 ], ids=str)  # fmt: skip
-def test_skipped_kinds_are_listed(cluster, hardware, options, said):
+def test_skipped_kinds_are_listed(cluster, hardware, options, starts):
     others = ("groups on request", "outer steps")
     found = [line for line in not_weighed(quorum_job(cluster, hardware, **options)) if not line.startswith(others)]
-    assert len(found) == len(said)
-    assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True)), found
+    assert len(found) == len(starts)
+    assert all(line.startswith(begin) for line, begin in zip(found, starts, strict=True)), found
 
 
 def test_group_limits_exclude_quorums():

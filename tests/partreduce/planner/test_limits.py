@@ -55,8 +55,8 @@ def test_equal_effort_gives_an_identical_answer_on_a_slow_machine(monkeypatch):
     slowed = replace(HARDWARE, slowdown=((1, 2.0),))
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 2)  # a reading takes half a second
-    told = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
-    asked = job("3,2", hardware=slowed, effort=0.3, time_limit=600.0, **told)
+    options = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
+    asked = job("3,2", hardware=slowed, effort=0.3, time_limit=600.0, **options)
     quiet = add_reasons(plan(asked), asked)
     assert next(looks) > 20
     document = json.loads(loaded.stdout)
@@ -77,8 +77,8 @@ def test_little_starts_after_the_time_limit(monkeypatch, effort):
     assert "its time limit of 10 s" in answer.answer.ended
     assert len(answer.options) < 12
     assert any(option.schedule.strategy.averages_gradients for option in answer.options)
-    (said,) = (caution for caution in answer.cautions if caution.startswith("planning ended because its time limit"))
-    assert said.endswith(", and another run may differ; raise --time-limit")
+    (text,) = (caution for caution in answer.cautions if caution.startswith("planning ended because its time limit"))
+    assert text.endswith(", and another run may differ; raise --time-limit")
     assert next(looks) < 200
 
 
@@ -280,14 +280,14 @@ def test_thorough_answer_reports_its_gain_over_quick(monkeypatch):
     monkeypatch.setitem(EFFORTS, "thorough", 0.5)
     for limits in (Limits(), Limits(max_group=2)):
         quick, found = (plan(quick_job("2x4", limits=limits, effort=effort)) for effort in (None, 0.5))
-        (said,) = (one for one in found.reasons if one.startswith("the quick answer"))
+        (text,) = (one for one in found.reasons if one.startswith("the quick answer"))
         if quick.recommendation.name == found.recommendation.name:
-            assert said == "the quick answer is the same: searching found nothing better"
+            assert text == "the quick answer is the same: searching found nothing better"
         else:
             ratio = quick.recommendation.time / found.recommendation.time
             words = describe(quick.recommendation.schedule)
-            assert said == f"the quick answer is predicted to take {ratio:.3g} times as long: {words}"
-        assert said == found.over_quick
+            assert text == f"the quick answer is predicted to take {ratio:.3g} times as long: {words}"
+        assert text == found.over_quick
         assert not quick.over_quick
 
 

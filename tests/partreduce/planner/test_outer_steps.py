@@ -48,8 +48,8 @@ def test_outer_steps_match_the_event_graph_and_measured_prices(outer):
         assert option.facts.memory_bytes == 3 * THIN.model_bytes, "buffer, outer parameters and momentum"
         assert option.facts.by_task == prices[option.steps_ratio].by_task(Optimizer.ADAM)
         assert not option.is_plain, "the plain alternative is periodic All-Reduce"
-        said = json.loads(json.dumps(option.to_json(), allow_nan=False))
-        assert said["outer"]["peak_nic_bytes"] == option.facts.peak
+        document = json.loads(json.dumps(option.to_json(), allow_nan=False))
+        assert document["outer"]["peak_nic_bytes"] == option.facts.peak
 
 
 def test_prices_match_the_measured_results():
@@ -95,9 +95,9 @@ def test_outer_step_must_win_by_more_than_its_error(outer_plan, outer, beyond, i
     if is_taken:
         assert chosen.time * error < best.time, "the interval is above 1"
     else:
-        said = " ".join(reasons(best, [*others, just], job()))
+        text = " ".join(reasons(best, [*others, just], job()))
         wins = best.time / just.time - 1
-        assert f"by more than the {error - 1:.0%} that its prediction errs by, and wins by {wins:.0%}" in said
+        assert f"by more than the {error - 1:.0%} that its prediction errs by, and wins by {wins:.0%}" in text
 
 
 @pytest.mark.parametrize(("costliest", "is_taken"), [(1.01, True), (0.99, False)])
@@ -110,8 +110,8 @@ def test_outer_step_must_win_on_every_task(outer_plan, outer, costliest, is_take
         assert best.time / once.time > 1 + once.steps_ratio_error(Data.SHUFFLED), "its error would allow this"
         assert recommend([*others, once], job()) is (once if is_taken else recommend(others, job()))
         if not is_taken:
-            said = " ".join(reasons(best, [*others, once], job()))
-            assert f"on the task that suits it least it would take {1 / costliest:.2f} times as long" in said
+            text = " ".join(reasons(best, [*others, once], job()))
+            assert f"on the task that suits it least it would take {1 / costliest:.2f} times as long" in text
 
 
 def test_extrapolated_outer_step_is_only_a_last_resort(outer_plan, outer):
@@ -146,8 +146,8 @@ def test_more_fragments_than_measured_are_extrapolated(outer):
         count = option.schedule.strategy.payload.num_fragments
         assert option.extrapolated == (count > OUTER_FRAGMENTS)
         guessed = [sentence for sentence in cautions(option, job()) if "a guess" in sentence]
-        told = f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
-        assert [sentence.startswith(told) for sentence in guessed] == [True] * option.extrapolated
+        start = f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
+        assert [sentence.startswith(start) for sentence in guessed] == [True] * option.extrapolated
     assert any(option.extrapolated for option in outer)
 
 
@@ -157,9 +157,9 @@ def test_outer_steps_state_their_learning_rate_for_each_optimizer(optimizer):
     options = [one for one in plan(asked).options if one.facts and one.facts.kind == "outer"]
     assert options
     for option in options:
-        _, said = WORDS["outer"].reasons(option, [option], asked)
+        _, text = WORDS["outer"].reasons(option, [option], asked)
         words = f"with {option.facts.rate:g} times the learning rate that was best for All-Reduce"
-        assert (words in said) == (option.facts.rate != 1)
+        assert (words in text) == (option.facts.rate != 1)
         assert option.to_json()["outer"]["learning_rate"] == option.facts.rate
 
 
@@ -177,8 +177,8 @@ def test_recommended_outer_step_is_proved_and_explained(outer_plan, outer):
 def test_outer_steps_without_a_price_are_skipped_and_listed(changes, why):
     asked = job(**changes)
     assert not KINDS["outer"].weighs(asked)
-    (said,) = (line for line in not_weighed(asked) if line.startswith("outer steps"))
-    assert why in said
+    (text,) = (line for line in not_weighed(asked) if line.startswith("outer steps"))
+    assert why in text
 
 
 def test_outer_steps_are_not_mentioned_on_fast_links():

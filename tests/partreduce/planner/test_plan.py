@@ -47,26 +47,26 @@ def test_catalogue_costs_match_the_reference_metrics(catalogue):
 
 def test_reasons_compare_with_the_default_allreduce(catalogue):
     chosen, usual = find_option(catalogue, "allreduce hierarchical"), find_option(catalogue, "allreduce")
-    (said,) = (one for one in reasons(chosen, catalogue, job()) if one.startswith("All-Reduce in every step"))
-    assert said.startswith(f"All-Reduce in every step as it is usually run would take {usual.time / chosen.time:.2f} ")
+    (text,) = (one for one in reasons(chosen, catalogue, job()) if one.startswith("All-Reduce in every step"))
+    assert text.startswith(f"All-Reduce in every step as it is usually run would take {usual.time / chosen.time:.2f} ")
     assert not any("in every step" in one for one in reasons(usual, [usual], job()) if "would take" in one)
 
 
 def test_rare_averaging_warns_about_the_learning_rate(catalogue):
     momentum, rare = job(optimizer=Optimizer.MOMENTUM), find_option(catalogue, "allreduce(every=12) hierarchical")
-    (said,) = (said for said in cautions(rare, momentum) if "it assumes that your learning rate" in said)
+    (text,) = (text for text in cautions(rare, momentum) if "it assumes that your learning rate" in text)
     assert float(rare.consensus_distance) > LOST[Optimizer.MOMENTUM][True].consensus_distance > BORNE
-    assert "under momentum one of five test networks did not reach its loss" in said
-    assert f"--max consensus-distance={BORNE} leaves them out" in said
+    assert "under momentum one of five test networks did not reach its loss" in text
+    assert f"--max consensus-distance={BORNE} leaves them out" in text
     often = [one for one in catalogue if not one.late and float(one.consensus_distance) <= BORNE]
     assert often
-    assert not any("it assumes that your learning rate" in said for one in often for said in cautions(one, momentum))
+    assert not any("it assumes that your learning rate" in text for one in often for text in cautions(one, momentum))
     adam = job(optimizer=Optimizer.ADAM)
     unlike = replace(rare, model=adam.steps_model)
-    assert not any("it assumes that your learning rate" in said for said in cautions(unlike, adam)), "no failures"
-    assert any("under sgd and momentum one" in said for said in cautions(rare, job()))
+    assert not any("it assumes that your learning rate" in text for text in cautions(unlike, adam)), "no failures"
+    assert any("under sgd and momentum one" in text for text in cautions(rare, job()))
     late = max(catalogue, key=lambda option: option.late_distance)
-    assert any("--sync synchronous leaves them out" in said for said in cautions(late, job(optimizer=Optimizer.SGD)))
+    assert any("--sync synchronous leaves them out" in text for text in cautions(late, job(optimizer=Optimizer.SGD)))
 
 
 def test_front_is_exactly_the_non_dominated_options(catalogue):

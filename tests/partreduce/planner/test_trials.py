@@ -61,7 +61,7 @@ def test_simulated_kinds_have_seconds_steps_and_claims(whole_plan):
         else:
             assert option.steps_ratio > 1.0, "not averaging over all workers in every step costs steps"
     shown = {kind_of(option) for option in whole_plan.options}
-    (left_out,) = (said for said in whole_plan.cautions if said.startswith("left out, because a longer run"))
+    (left_out,) = (text for text in whole_plan.cautions if text.startswith("left out, because a longer run"))
     for word, kind in KINDS.items():
         assert not kind.weighs(job()) or word in shown or f"{word}: " in left_out
 
@@ -178,7 +178,7 @@ def test_isolated_nodes_are_not_recommended():
     assert apart[2] > 2 * apart[1] * 0.9 > 4 * apart[0] * 0.9, "the distance grows with the run"
     assert alone.name not in {option.name for option in planned.options}
     assert alone.name not in {option.name for option in planned.front}
-    assert any(f"{alone.name} (" in said for said in planned.cautions if said.startswith("left out, because a longer"))
+    assert any(f"{alone.name} (" in text for text in planned.cautions if text.startswith("left out, because a longer"))
     chosen = planned.recommendation
     if not planned.proof.guarantees_consensus:
         assert chosen.gap is not None
@@ -251,9 +251,9 @@ def test_option_that_wins_only_at_the_stated_slowdown_is_excluded():
     plain = measure(registry.build("allreduce", asked.cluster), asked)
     check = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 1e3)
     just_behind = replace(plain, steps_ratio=1.05 * decisive_time(chosen, asked) / plain.step_seconds)
-    said = check.lost(chosen, [chosen, just_behind])
-    assert said.startswith(f"{chosen.name} (if they were half as slow, it would take 1.")
-    assert said.endswith(f"times as long as {plain.name})")
+    text = check.lost(chosen, [chosen, just_behind])
+    assert text.startswith(f"{chosen.name} (if they were half as slow, it would take 1.")
+    assert text.endswith(f"times as long as {plain.name})")
     assert not check.lost(chosen, [chosen, replace(just_behind, steps_ratio=5 * just_behind.steps_ratio)])
     assert not check.lost(just_behind, [chosen, just_behind]), "common rounds answer no slow worker"
     for other in (replace(asked, gap=True), replace(asked, take=chosen.name)):

@@ -93,9 +93,9 @@ def test_answer_fits_a_screen_with_parts_in_order(job, effort, capsys, request):
 def test_answer_prices_the_omitted_steps_of_slow_workers(capsys, slow, factor):
     """In 2x2 half of the workers take one step of three: two thirds of the steps, to the power of -0.83."""
     words = ["design", "2x2", "--set", "compute=160ms", "--model-bytes", "37MB", *FAST]
-    said = " ".join(ran(capsys, [*words, *(word for one in slow for word in ("--set", f"slow={one}:3"))]).out.split())
-    assert ("because slow workers take fewer" in said) == bool(factor)
-    assert not factor or f"({factor}x because slow workers take fewer)" in said
+    text = " ".join(ran(capsys, [*words, *(word for one in slow for word in ("--set", f"slow={one}:3"))]).out.split())
+    assert ("because slow workers take fewer" in text) == bool(factor)
+    assert not factor or f"({factor}x because slow workers take fewer)" in text
 
 
 COMPUTING = ["--set", "compute=160ms", "--model-bytes", "37MB"]
@@ -105,14 +105,14 @@ COMPUTING = ["--set", "compute=160ms", "--model-bytes", "37MB"]
 def test_answer_compares_with_the_cluster_without_slow_workers(capsys):
     """Worker 3 is on node 0; 15 workers need 16/15 of the steps for as many samples."""
     slow = ["4x4", *COMPUTING, "--set", "slow=3:5x", "--effort", "0.5"]
-    said = " ".join(ran(capsys, ["design", *slow]).out.split())
+    text = " ".join(ran(capsys, ["design", *slow]).out.split())
     whole = json.loads(ran(capsys, ["design", *slow, "--json"]).out)["recommendation"]
     assert sorted(set(whole["steps_per_round"])) == [1, 5], "so the price counts the omitted steps of worker 3"
     hardware = with_links(10e9, 5e9, model_bytes=37_000_000, compute=0.16)
     left = PlanRequest(cluster=replace(Cluster.parse("3,4,4,4"), hardware=hardware), optimizer=Optimizer.ADAM)
     ours, theirs = whole["step_seconds"] * whole["steps_ratio"], min(one.time for one in competitors(left))
-    (told,) = re.findall(r" slow workers (\S+)x as fast without worker 3 \(lost samples counted\) ", said)
-    assert float(told) == pytest.approx(ours / theirs * 15 / 16, rel=0.03), "the best is a simple schedule"
+    (speedup,) = re.findall(r" slow workers (\S+)x as fast without worker 3 \(lost samples counted\) ", text)
+    assert float(speedup) == pytest.approx(ours / theirs * 15 / 16, rel=0.03), "the best is a simple schedule"
 
 
 @pytest.mark.usefixtures("brief")
@@ -120,17 +120,17 @@ def test_answer_compares_with_the_cluster_without_slow_workers(capsys):
 def test_removing_slow_workers_is_explained_even_if_it_does_not_pay(capsys, slow):
     """Without two of four workers at 1.5 times the compute time a step has half of the samples, not five sixths."""
     asked = ["design", "1x4", *COMPUTING, "--optimizer", "sgd", *FAST, "--explain"]
-    said = " ".join(ran(capsys, [*asked, *(word for one in slow for word in ("--set", f"slow={one}:1.5"))]).out.split())
-    assert "lost samples counted" not in said
-    assert ("two answers are yours to weigh: leave workers 2, 3 out, or give a smaller batch" in said) == bool(slow)
+    text = " ".join(ran(capsys, [*asked, *(word for one in slow for word in ("--set", f"slow={one}:1.5"))]).out.split())
+    assert "lost samples counted" not in text
+    assert ("two answers are yours to weigh: leave workers 2, 3 out, or give a smaller batch" in text) == bool(slow)
 
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("words", [("1x2", "--set", "slow=1:3"), ("1x4", "--set", "slow=3:5", "--max", "group=4")])
 def test_cluster_without_its_slow_workers_may_be_too_small(capsys, words):
     """A single worker needs no schedule, and a limit on groups may exceed the remaining workers."""
-    said = ran(capsys, ["design", *words, *FAST]).out
-    assert ("\nslow workers" in said) == (words[0] == "1x4")
+    text = ran(capsys, ["design", *words, *FAST]).out
+    assert ("\nslow workers" in text) == (words[0] == "1x4")
 
 
 @pytest.mark.usefixtures("decide_once")
@@ -138,21 +138,21 @@ def test_thorough_answer_prints_its_gain(capsys, monkeypatch):
     monkeypatch.setitem(EFFORTS, "thorough", 0.5)
     asked = ["design", *JOBS["slow links"], "--effort", "thorough"]
     assert main([*asked, "--json"]) == 0
-    (told,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("the quick answer"))
+    (reason,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("the quick answer"))
     lines = ran(capsys, asked).out.splitlines()
     assert len(lines) <= 40
-    assert f"searched {told}" in " ".join(" ".join(lines).split())
+    assert f"searched {reason}" in " ".join(" ".join(lines).split())
 
 
 @pytest.mark.usefixtures("brief", "decide_once")
 def test_all_and_explain_print_every_reason_and_caution(capsys):
     asked = ["design", *JOBS["slow links"], *FAST]
     document = json.loads(ran(capsys, [*asked, "--json"]).out)
-    said = " ".join(ran(capsys, [*asked, "--all", "--explain"]).out.split())
+    text = " ".join(ran(capsys, [*asked, "--all", "--explain"]).out.split())
     for sentence in [*document["reasons"], *document["cautions"]]:
-        assert " ".join(sentence.split()) in said
+        assert " ".join(sentence.split()) in text
     for option in document["baselines"]:
-        assert option["name"] in said
+        assert option["name"] in text
 
 
 SLOW = with_links(10e9, 25e6, model_bytes=500_000_000, compute=0.05)
@@ -204,11 +204,11 @@ def test_selected_schedule_shows_its_speedup_over_the_best_simple_one(job_and_op
     planned = plan(taken)
     lines = recommendation(planned, taken, {}, "Proved.")
     compared = compare(planned.recommendation, planned.options, taken)
-    said = " ".join(" ".join(lines).split())
-    assert f"Taken: {chosen.name}, for 4x4" in said
-    assert f"speedup {times(compared.over_simple)} over the best simple schedule; " in said
-    assert f"{times(compared.over_every_step)} over All-Reduce in every step" in said
-    assert describe(chosen.schedule) in said
+    text = " ".join(" ".join(lines).split())
+    assert f"Taken: {chosen.name}, for 4x4" in text
+    assert f"speedup {times(compared.over_simple)} over the best simple schedule; " in text
+    assert f"{times(compared.over_every_step)} over All-Reduce in every step" in text
+    assert describe(chosen.schedule) in text
 
 
 def test_variants_match_plans_for_other_optimizers(job_and_options):
@@ -230,17 +230,17 @@ def test_variants_match_plans_for_other_optimizers(job_and_options):
 
 def test_speedup_for_another_optimizer_matches_its_own_answer(capsys):
     asked = ["design", *JOBS["slow links"]]
-    said = " ".join(ran(capsys, asked).out.split())
+    text = " ".join(ran(capsys, asked).out.split())
     for words, name in (("SGD(?! with)", "sgd"), ("SGD with momentum", "Momentum")):
-        (speedup,) = re.findall(rf"(\S+)x with {words}", said)
+        (speedup,) = re.findall(rf"(\S+)x with {words}", text)
         answer = " ".join(ran(capsys, [*asked, "--optimizer", name]).out.split())
         assert re.search(rf"{re.escape(speedup)}x \(\S+ to \S+x\) over All-Reduce in every step", answer)
 
 
 @pytest.mark.usefixtures("brief")
 def test_assumed_model_size_is_in_the_first_line(capsys):
-    said = " ".join(ran(capsys, ["design", "2x2", *FAST]).out.split())
-    assert "Recommendation for 2x2: 100 MB model (assumed: give --model-bytes), 50 ms computing per step: " in said
+    text = " ".join(ran(capsys, ["design", "2x2", *FAST]).out.split())
+    assert "Recommendation for 2x2: 100 MB model (assumed: give --model-bytes), 50 ms computing per step: " in text
     assert "(assumed" not in ran(capsys, ["design", "2x2", "--model-bytes", "1MB", *FAST]).out
 
 
@@ -254,10 +254,10 @@ def test_optimizer_names_ignore_case_and_appear_in_the_help(capsys, monkeypatch)
 
 
 def test_infeasible_limit_error_starts_with_the_least_possible(capsys):
-    said = ran(capsys, ["design", "4x4", *JOBS["slow links"][1:], "--max", "communication=1us"], 4).err
-    assert len(said) <= 170
-    assert said.startswith("partreduce: --max communication: expected at least ")
-    assert "; raise it or --max period (proved: crossing bound of 24 rounds: " in said
+    text = ran(capsys, ["design", "4x4", *JOBS["slow links"][1:], "--max", "communication=1us"], 4).err
+    assert len(text) <= 170
+    assert text.startswith("partreduce: --max communication: expected at least ")
+    assert "; raise it or --max period (proved: crossing bound of 24 rounds: " in text
 
 
 def test_third_reason_explains_why_the_fastest_is_not_chosen(job_and_options):
@@ -284,10 +284,10 @@ def test_third_reason_explains_why_the_fastest_is_not_chosen(job_and_options):
 def test_profitable_codec_is_priced_unless_codecs_are_allowed(capsys):
     asked = ["design", *JOBS["slow links"], *FAST]
     assert main([*asked, "--json"]) == 0
-    (told,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("--codec any"))
-    said = " ".join(ran(capsys, asked).out.split())
-    (ratio,) = re.findall(r"would change at least (\S+)x faster with --codec int8", said)
-    assert f"at least {ratio} times as fast" in told
+    (reason,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("--codec any"))
+    text = " ".join(ran(capsys, asked).out.split())
+    (ratio,) = re.findall(r"would change at least (\S+)x faster with --codec int8", text)
+    assert f"at least {ratio} times as fast" in reason
     assert "--codec" not in ran(capsys, [*asked, "--codec", "any"]).out
 
 
@@ -296,8 +296,8 @@ def test_codec_is_priced_for_unequal_steps(capsys):
     asked = ["design", "2x2", *JOBS["slow worker"][1:], "--effort", "0.6", "--sync", "synchronous"]
     document = json.loads(ran(capsys, [*asked, "--json"]).out)
     assert document["recommendation"]["name"].startswith("paced ")
-    (told,) = (one for one in document["reasons"] if one.startswith("--codec any"))
-    ratio, name = re.search(r"training at least (\S+) times as fast \((paced .*): ", told).groups()
+    (text,) = (one for one in document["reasons"] if one.startswith("--codec any"))
+    ratio, name = re.search(r"training at least (\S+) times as fast \((paced .*): ", text).groups()
     assert f"at least {ratio}x faster with --codec " in " ".join(ran(capsys, asked).out.split())
     taken = json.loads(ran(capsys, [*asked, "--codec", "any", "--select", name, "--json"]).out)["recommendation"]
     assert taken["name"] == name

@@ -204,11 +204,11 @@ def test_verify_reads_stdin_and_writes_the_certificate_to_stdout(figure_10, tmp_
 @pytest.mark.parametrize("arguments", [["--help"], ["design", "--list"], ["schema"]], ids=" ".join)
 def test_full_disk_on_stdout_is_one_line(arguments, tmp_path):
     """Regression: a full disk was a traceback and exit code 1."""
-    full, said = os.open("/dev/full", os.O_WRONLY), tmp_path / "said"
-    with said.open("wb") as err:
+    full, log = os.open("/dev/full", os.O_WRONLY), tmp_path / "log"
+    with log.open("wb") as err:
         code = WARM.start("partreduce", *arguments, streams=[0, full, err.fileno()]).wait()
     os.close(full)
-    assert (code, said.read_text()) == (74, "partreduce: standard output: cannot be written: No space left on device\n")
+    assert (code, log.read_text()) == (74, "partreduce: standard output: cannot be written: No space left on device\n")
 
 
 def test_design_writes_to_stdout_and_show_reads_stdin():

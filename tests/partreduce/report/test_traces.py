@@ -60,8 +60,8 @@ def test_verdict_is_a_range_over_pairs_of_runs_or_undecided(tmp_path):
 def test_verdict_counts_runs_that_miss_the_loss(tmp_path):
     base = [read_run(trace(tmp_path / "a", "A", step=1.0, losses=[3.0, 1.0]))]
     other = [read_run(trace(tmp_path / "b", "B", step=0.5, losses=[3.0, 2.0]))]
-    told = verdict(base, other, 1.5)
-    assert told.endswith("reached a loss of 1.5 in 0 of 1 of its runs, A in 1 of 1: only A reached it"), "not faster"
+    text = verdict(base, other, 1.5)
+    assert text.endswith("reached a loss of 1.5 in 0 of 1 of its runs, A in 1 of 1: only A reached it"), "not faster"
     assert verdict(other, base, 1.5).endswith(": only A reached it")
     assert verdict(base, other, 0.5).endswith("the runs decide nothing: repeat them")
 
@@ -75,10 +75,10 @@ def test_schedules_are_distinguished_by_worker_count(tmp_path):
 
 def test_runs_of_one_schedule_are_repeats(tmp_path, capsys):
     folders = [trace(tmp_path / n, n[0], step=s, losses=[2.0, 1.0]) for n, s in (("A1", 1.0), ("A2", 1.2), ("B1", 0.6))]
-    said = json.loads(ran(capsys, ["report", *map(str, folders), "--json"]).out)
-    assert [run["schedule"] for run in said["runs"]] == ["A", "A", "B"]
-    assert said["loss"] == pytest.approx(1.5)
-    (line,) = said["verdicts"]
+    document = json.loads(ran(capsys, ["report", *map(str, folders), "--json"]).out)
+    assert [run["schedule"] for run in document["runs"]] == ["A", "A", "B"]
+    assert document["loss"] == pytest.approx(1.5)
+    (line,) = document["verdicts"]
     assert line.startswith("B takes 0.50 to 0.60 of A's seconds a step")
     lines = ran(capsys, ["report", *map(str, folders)]).out.splitlines()
     assert [lines.count(f"{name}: what {name} does") for name in "AB"] == [1, 1]

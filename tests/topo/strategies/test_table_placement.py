@@ -115,8 +115,8 @@ def test_invalid_tables_are_rejected_with_their_place(payload, words):
         parse_schedule(json.dumps(table_document(payload)))
     assert words in str(caught.value)
     assert not agree(table_document(payload))
-    said = refusal(table_document(payload))
-    assert said is None or said.startswith("strategy.payload")
+    text = refusal(table_document(payload))
+    assert text is None or text.startswith("strategy.payload")
 
 
 ODD_VALUES = (
