@@ -132,11 +132,11 @@ def test_each_answer_status_has_its_exit_code(capsys):
 
 
 def test_optimal_needs_a_known_bound():
-    everybody = job("2x2", effort=0.1, objective=Objective.CONSENSUS_DISTANCE)
-    proved = plan(everybody)
+    distance_job = job("2x2", effort=0.1, objective=Objective.CONSENSUS_DISTANCE)
+    proved = plan(distance_job)
     assert proved.answer.status is Status.OPTIMAL
     assert proved.answer.because == "its consensus distance is 0, and none is below"
-    for asked in (job("2x2", effort=0.1), replace(everybody, limits=Limits(max_communication=0.1))):
+    for asked in (job("2x2", effort=0.1), replace(distance_job, limits=Limits(max_communication=0.1))):
         found = plan(asked).answer
         assert found.status is Status.FEASIBLE
         assert found.because == f"no bound is known for the objective {asked.objective}"

@@ -234,14 +234,14 @@ def test_late_distance_adds_to_the_steps_ratio():
 def test_parameter_averaging_under_adam_costs_steps_even_at_distance_0():
     """One node: node-then-all averages parameters in every step, but each worker keeps its Adam moments."""
     asked = job("1x8", optimizer=Optimizer.ADAM)
-    alike, every_step = (
+    parameters, every_step = (
         measure(registry.entry(name).build(asked.cluster), asked) for name in ("node-then-all", "allreduce")
     )
-    assert alike.consensus_distance.value == 0
-    assert alike.steps_ratio == pytest.approx(1 + price_of_moments(asked.steps_model.noise, 8))
-    assert alike.steps_ratio > 1.3
+    assert parameters.consensus_distance.value == 0
+    assert parameters.steps_ratio == pytest.approx(1 + price_of_moments(asked.steps_model.noise, 8))
+    assert parameters.steps_ratio > 1.3
     assert every_step.steps_ratio == 1
-    assert measure(alike.schedule, replace(asked, optimizer=Optimizer.SGD)).steps_ratio == 1
+    assert measure(parameters.schedule, replace(asked, optimizer=Optimizer.SGD)).steps_ratio == 1
 
 
 def test_delay_is_nearly_free_under_momentum_but_not_sgd():

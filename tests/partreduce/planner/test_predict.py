@@ -210,20 +210,20 @@ def test_allreduce_ages_equal_the_configured_delay(strategy, age, arrays):
 def test_age_of_fixed_rounds_matches_message_tracking(name):
     """Track each worker's view through many synchronous rounds."""
     schedule = build(name, CLUSTER)
-    heard, count = IndirectAge(schedule.worker_steps()), schedule.num_workers
+    views, count = IndirectAge(schedule.worker_steps()), schedule.num_workers
     late = 0
     for round_ in range(8 * schedule.period + 40):
         done = np.full(count, round_ + 1)
-        heard.known[np.arange(count), np.arange(count)] = round_ + 1
+        views.known[np.arange(count), np.arange(count)] = round_ + 1
         if graphs := schedule.strategy.graphs:
-            graph, before = graphs[round_ % len(graphs)], heard.known.copy()
+            graph, before = graphs[round_ % len(graphs)], views.known.copy()
             for source, target in zip(graph.sources, graph.targets, strict=True):
-                heard.known[target] = np.maximum(heard.known[target], before[source])
+                views.known[target] = np.maximum(views.known[target], before[source])
         else:
             for group in schedule.phase(round_ % schedule.period):
-                heard.meet(group.members, done)
+                views.meet(group.members, done)
         if round_ >= 4 * schedule.period + 20:
-            late = max(late, int((round_ + 1 - heard.known).max()))
+            late = max(late, int((round_ + 1 - views.known).max()))
     assert predict(schedule, WIRE).largest_age == late
 
 

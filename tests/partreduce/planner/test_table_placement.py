@@ -36,11 +36,11 @@ def draw(rng, num_tables):
     cluster = CLUSTERS[rng.integers(len(CLUSTERS))]
     half = np.arange(cluster.num_workers) % 2
     pairs = Phase.from_groups(cluster.num_workers, [np.flatnonzero(half == side).tolist() for side in (0, 1)])
-    everyone = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
+    all_workers = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
     strategies = (
         AllReduce(),
         AllReduce(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)),
-        StaticGroups(phases=GroupPhases((pairs, everyone))),
+        StaticGroups(phases=GroupPhases((pairs, all_workers))),
     )
     schedule = Schedule("dense part", cluster, strategies[rng.integers(len(strategies))])
     slow = 10 ** rng.uniform(-10, -7)

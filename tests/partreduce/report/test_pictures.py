@@ -70,8 +70,8 @@ def test_group_has_one_style_in_terminal_pictures_and_reports():
     known: dict[bytes, int] = {}
     names = ("allreduce", "prague-figure-10", "node-then-all")
     grids = [grid_of(partreduce.design("2x4", build=name), known=known) for name in names]
-    everybody = tuple(range(8))
-    looks = [grid.styles[grid.index_of(everybody)] for grid in grids if grid.index_of(everybody) is not None]
+    all_ranks = tuple(range(8))
+    looks = [grid.styles[grid.index_of(all_ranks)] for grid in grids if grid.index_of(all_ranks) is not None]
     assert len(looks) == 2
     assert len(set(looks)) == 1, "the global group looks the same in every schedule of a report"
     grid = grids[1]

@@ -220,8 +220,8 @@ def check_classes(schedule, expected):
     classes = [merged.digits for merged in merged_classes(rule)]
     ranks = Operators.of_rule(rule, classes)
     last = tuple(range(rule.workers_per_node))
-    alike = [r for r in last if all((r in b.local) == (last[-1] in b.local) for p in rule.phases for b in p)]
-    places = [(r,) for r in last if r not in alike] + [tuple(alike)]
+    equal = [r for r in last if all((r in b.local) == (last[-1] in b.local) for p in rule.phases for b in p)]
+    places = [(r,) for r in last if r not in equal] + [tuple(equal)]
     lumped = Operators.of_rule(rule, classes, places)
     roots = np.sqrt([len(place) for place in places])
     spread = np.zeros((len(last), len(places)))

@@ -161,9 +161,9 @@ def test_allreduce_costs_equal_one_group_of_all(sizes, algorithm, num_nics):
     hardware = Hardware(
         inside=Link(0.5, 1.0), nic=Link(2.0, 3.0), node_nic=((0, Link(1.0, 4.0)),), num_nics=num_nics, model_bytes=5
     )
-    everyone = StaticGroups(phases=GroupPhases((Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)]),)))
+    whole = StaticGroups(phases=GroupPhases((Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)]),)))
     every = communication(Schedule("a", cluster, AllReduce()), hardware, algorithm=algorithm)
-    explicit = communication(Schedule("e", cluster, everyone), hardware, algorithm=algorithm)
+    explicit = communication(Schedule("e", cluster, whole), hardware, algorithm=algorithm)
     assert every == explicit
 
 

@@ -130,8 +130,8 @@ def test_one_node_represents_equal_nodes_below_regular_switches(radices, racks, 
         Switch(tuple(range(a, a + size)), Link(2.0, 1.0 / size)) for size in racks for a in range(0, 12, size)
     )
     hardware = Hardware(inside=Link(1.0, 0.5), nic=Link(1.0, 1.0), switches=switches, model_bytes=24)
-    everyone = of_groups("everyone", cluster, [range(24)], sync=sync)
-    for schedule, whole in ((rule, list_groups(rule)), (Schedule("a", cluster, AllReduce(sync=sync)), everyone)):
+    all_workers = of_groups("all_workers", cluster, [range(24)], sync=sync)
+    for schedule, whole in ((rule, list_groups(rule)), (Schedule("a", cluster, AllReduce(sync=sync)), all_workers)):
         exact = cycle_time(whole, hardware, ComputeTimes(base=1.0))
         found = cycle_time(schedule, hardware, ComputeTimes(base=1.0))
         assert found.workers.tolist() == pytest.approx(exact.workers[: len(found.workers)].tolist())

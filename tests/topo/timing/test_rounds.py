@@ -283,13 +283,13 @@ def test_equal_pieces_cost_an_all_to_all(name, switches):
     hardware = Hardware(
         inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), bus=Link(1e-6, 1e-9), num_nics=2, switches=switches
     )
-    everyone = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
+    all_workers = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
     sizes = cluster.node_sizes()
-    alike = loads.of_exchange(everyone, cluster, hardware, num_bytes=1e6)
+    exchanged = loads.of_exchange(all_workers, cluster, hardware, num_bytes=1e6)
     pieces = loads.of_pieces(cluster, hardware, wanted=1e6 * sizes, held=sizes / sizes.sum(), workers=sizes)
     if name != "3,3,2":  # whose nodes use as many NICs as the smallest, or each its own
-        assert pieces.seconds() == pytest.approx(alike.seconds())
-    assert pieces.busiest_node_bytes() == pytest.approx(alike.busiest_node_bytes())
+        assert pieces.seconds() == pytest.approx(exchanged.seconds())
+    assert pieces.busiest_node_bytes() == pytest.approx(exchanged.busiest_node_bytes())
 
 
 def test_single_host_is_a_bottleneck_and_dense_tables_cost_nothing():
