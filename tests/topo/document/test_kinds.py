@@ -81,6 +81,14 @@ def test_order_of_active_and_edges_is_ignored_but_not_of_hosts():
     ({"kind": "server", "hosts": [4]}, "strategy.hosts", "rank of 0..3"),
     ({"kind": "server", "hosts": [1, 1]}, "strategy.hosts", "each once"),
     ({"kind": "server", "staleness": 2}, "strategy.staleness", "only an asynchronous server has one"),
+    *(({"kind": "allreduce", "sync": {"partial": partial}}, f"strategy.sync.partial{place}", problem)
+        for partial, place, problem in (
+            ({}, "", 'the key "quorum" is missing'),
+            ({"quorum": True}, ".quorum", 'is true; it must be "solo" or "majority", or a number of workers'),
+            ({"quorum": 2.0}, ".quorum", 'is 2.0; it must be "solo" or "majority", or a number of workers'),
+            ({"quorum": "solo", "grace": 0.5}, ".grace", "is 0.5"),
+            ({"quorum": "solo", "majority": 1}, "", 'has the unknown key "majority"'),
+            (3, "", "is 3; it must be an object"))),
 ])  # fmt: skip
 def test_invalid_strategies_are_rejected_with_their_place(strategy, place, problem):
     with pytest.raises(DocumentError) as caught:
@@ -218,20 +226,6 @@ def test_quorum_round_trips(members):
 ], ids=str)  # fmt: skip
 def test_invalid_quorum_settings_are_rejected(members, words):
     check_error(ScheduleError, words, quorum_schedule, **members)
-
-
-@pytest.mark.parametrize(("members", "line"), [
-    ({}, 'partial: the key "quorum" is missing'),
-    ({"quorum": True}, 'partial.quorum: is true; it must be "solo" or "majority", or a number of workers'),
-    ({"quorum": 2.0}, 'partial.quorum: is 2.0; it must be "solo" or "majority", or a number of workers'),
-    ({"quorum": "solo", "grace": 0.5}, "partial.grace: is 0.5"),
-    ({"quorum": "solo", "majority": 1}, 'partial: has the unknown key "majority"'),
-    (3, "partial: is 3; it must be an object"),
-], ids=str)  # fmt: skip
-def test_invalid_quorum_documents_are_rejected_with_their_place(members, line):
-    with pytest.raises(DocumentError) as caught:
-        parse({"kind": "allreduce", "sync": {"partial": members}})
-    assert f"strategy.sync.{line}" in str(caught.value)
 
 
 @pytest.mark.parametrize(("strategy", "words"), [

@@ -303,8 +303,7 @@ def test_invalid_schedule_keeps_the_previous_file(tmp_path):
     )
     too_fine = Fraction(1, 10**70)
     phase = Phase.from_groups(4, [Group((0, 1), too_fine)])
-    with pytest.raises(ScheduleError, match="more than 64 digits"):
-        write_schedule(path, of_phases("s", good.cluster, (phase,)))
+    check_error(ScheduleError, "more than 64 digits", write_schedule, path, of_phases("s", good.cluster, (phase,)))
     check_error(FileError, "cannot be written", write_schedule, tmp_path / "absent" / "schedule.json", good)
     check_error(FileError, "cannot be written", write_schedule, tmp_path, good)
     assert load_schedule(path) == good

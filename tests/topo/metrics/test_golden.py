@@ -9,6 +9,7 @@ import pytest
 
 from helpers.figures_by_definition import rounds_to, spectrum_of
 from helpers.golden import GOLDEN
+from helpers.refusals import check_error
 from helpers.small import of_phases
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError
@@ -224,8 +225,7 @@ def test_direct_metrics_are_unavailable_above_512_workers():
 
 
 def test_unknown_drift_push_is_rejected():
-    with pytest.raises(InputError, match="worker or node"):
-        drift(random_groups(40, 2, 4, 0), "wrokers")  # type: ignore[arg-type]
+    check_error(InputError, "worker or node", drift, random_groups(40, 2, 4, 0), "wrokers")
 
 
 def shifts(n, rounds, *, xor=False, **options):
