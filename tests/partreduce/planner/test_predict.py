@@ -27,7 +27,7 @@ MODEL = 2_000_000
 WIRE = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), compute=0.08, model_bytes=MODEL)
 
 
-def predicted(strategy, hardware=WIRE, cluster=CLUSTER, **options):
+def prediction(strategy, hardware=WIRE, cluster=CLUSTER, **options):
     return predict(Schedule("s", cluster, strategy), hardware, **options)
 
 
@@ -133,16 +133,16 @@ def test_groups_share_nics_as_in_one_phase():
 
 def test_synchronous_server_takes_the_time_of_its_host_nics():
     there = 12 * MODEL * 1e-8 + 1e-4  # twelve workers of other nodes share the NIC of the host's node
-    one = predicted(Server(), num_rounds=40)
+    one = prediction(Server(), num_rounds=40)
     assert one.step_seconds == pytest.approx(0.08 + 2 * there)
     inside = MODEL * 1e-10 + 1e-5  # the host has its own result immediately, and its node-mates soon
     assert one.communication_seconds == pytest.approx(2 * there - (4 * there - 3 * inside) / 16 / 40)
     assert one.nic_bytes == 12 * MODEL
-    spread = predicted(Server(hosts=(0, 4, 8, 12)), num_rounds=40)
+    spread = prediction(Server(hosts=(0, 4, 8, 12)), num_rounds=40)
     assert spread.nic_bytes == 4 * MODEL * 3 / 4 * 2, "parts of every worker, and the host's results"
     assert spread.communication_seconds == pytest.approx(2 * (3 * MODEL * 1e-8 + 1e-4))
     assert one.arrays > spread.arrays
-    late = predicted(Server(steps_per_round=2, sync=DelayedAveraging()), num_rounds=40)
+    late = prediction(Server(steps_per_round=2, sync=DelayedAveraging()), num_rounds=40)
     assert late.step_seconds == pytest.approx(2 * there / 2), "compute is hidden"
     assert late.nic_bytes == 6 * MODEL
     assert (one.largest_age, late.largest_age) == (0, 2)
@@ -150,9 +150,9 @@ def test_synchronous_server_takes_the_time_of_its_host_nics():
 
 def test_only_the_synchronous_server_waits_for_its_slowest_worker():
     times = ComputeTimes(trace=np.array([[0.08] * 15 + [0.8]]))
-    synchronous = predicted(Server(hosts=(0, 4, 8, 12)), compute=times, num_rounds=20)
-    free = predicted(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times, num_rounds=40)
-    bounded = predicted(Server(hosts=(0, 4, 8, 12), synchronous=False, staleness=2), compute=times, num_rounds=20)
+    synchronous = prediction(Server(hosts=(0, 4, 8, 12)), compute=times, num_rounds=20)
+    free = prediction(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times, num_rounds=40)
+    bounded = prediction(Server(hosts=(0, 4, 8, 12), synchronous=False, staleness=2), compute=times, num_rounds=20)
     assert synchronous.step_seconds > 0.8
     assert free.step_seconds < 0.3
     assert bounded.step_seconds > 0.75
@@ -169,7 +169,7 @@ def test_staleness_bounds_the_measured_ages(staleness, sync):
         strategy = Server(
             hosts=(1, 5), synchronous=False, staleness=staleness, **({} if sync is None else {"sync": sync})
         )
-        found = predicted(strategy, cluster=Cluster.regular(2, 4), compute=times, num_rounds=40)
+        found = prediction(strategy, cluster=Cluster.regular(2, 4), compute=times, num_rounds=40)
         assert 0 < found.largest_age <= 2 * staleness + 1 + 2 * (sync is not None)
         assert 0 < found.mean_age <= found.largest_age
 
@@ -184,12 +184,12 @@ def test_asynchronous_server_without_links_takes_the_compute_time():
         Server(synchronous=False, sync=DelayedAveraging()),
         Server(sync=DelayedAveraging()),
     ):
-        assert predicted(strategy, free, num_rounds=30).step_seconds == pytest.approx(0.5)
+        assert prediction(strategy, free, num_rounds=30).step_seconds == pytest.approx(0.5)
 
 
 def test_asynchronous_server_of_two_hosts_exchanges_halves():
     cluster = Cluster.regular(2, 1)
-    alone = predicted(Server(hosts=(0, 1), synchronous=False), cluster=cluster)
+    alone = prediction(Server(hosts=(0, 1), synchronous=False), cluster=cluster)
     assert alone.nic_bytes == MODEL
     assert alone.step_seconds == pytest.approx(0.08 + 2 * (MODEL / 2 * 1e-8 + 1e-4))
 
@@ -201,7 +201,7 @@ def test_asynchronous_server_of_two_hosts_exchanges_halves():
     (AllReduce(sync=Pipeline(width=3)), 2, None),
 ])  # fmt: skip
 def test_allreduce_ages_equal_the_configured_delay(strategy, age, arrays):
-    found = predicted(strategy)
+    found = prediction(strategy)
     assert (found.largest_age, found.mean_age, found.how) == (age, age, "exact")
     assert arrays is None or (found.arrays, found.memory_bytes) == (arrays, arrays * MODEL)
 
@@ -228,10 +228,10 @@ def test_age_of_fixed_rounds_matches_message_tracking(name):
 
 
 def test_pairs_and_dynamic_groups_count_sent_bytes():
-    pairs = predicted(Pairwise(active=(0, 1, 2, 3)))
+    pairs = prediction(Pairwise(active=(0, 1, 2, 3)))
     assert pairs.nic_bytes == pytest.approx(4 * MODEL, rel=0.01), "four models leave node 0 per round"
     assert pairs.largest_age >= pairs.mean_age > 0
-    groups = predicted(DynamicGroups(group_size=2), cluster=Cluster.regular(2, 2))
+    groups = prediction(DynamicGroups(group_size=2), cluster=Cluster.regular(2, 2))
     assert groups.nic_bytes > 0
     assert groups.mean_age > 0
     assert groups.arrays == 1
@@ -239,12 +239,12 @@ def test_pairs_and_dynamic_groups_count_sent_bytes():
 
 def test_bytes_of_a_group_are_counted_once():
     setting = {"division": GroupSplit.GLOBAL, "slow_threshold": None}
-    found = predicted(DynamicGroups(group_size=2, **setting), cluster=Cluster.regular(2, 1))
+    found = prediction(DynamicGroups(group_size=2, **setting), cluster=Cluster.regular(2, 1))
     assert found.nic_bytes == pytest.approx(MODEL), "a ring of two sends one model out of each node per round"
 
 
 def test_missing_model_bytes_are_rejected():
-    check_error(InputError, "model_bytes", predicted, Server(), Hardware(nic=Link(1e-4, 1e-8)))
+    check_error(InputError, "model_bytes", prediction, Server(), Hardware(nic=Link(1e-4, 1e-8)))
 
 
 KINDS = [
@@ -282,5 +282,5 @@ def test_predicted_bytes_match_a_real_run(ranks, strategy):
         sum(sent[worker].get(peer, 0) for worker in node for peer in range(4) if peer not in node)
         for node in ((0, 1), (2, 3))
     ]
-    found = predicted(strategy, Hardware(model_bytes=4 * 4096 * 4), cluster, num_rounds=rounds)
+    found = prediction(strategy, Hardware(model_bytes=4 * 4096 * 4), cluster, num_rounds=rounds)
     assert max(crossing) / rounds == pytest.approx(found.nic_bytes, rel=0.01 if not strategy.is_delayed else 0.1)

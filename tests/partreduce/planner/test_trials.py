@@ -87,15 +87,15 @@ def test_more_kinds_never_cost_more_than_the_regret_margin(whole_plan):
 
 
 def test_skipped_kinds_are_listed_with_the_reason():
-    def skipped(asked):
+    def skipped_lines(asked):
         return [line for line in not_weighed(asked) if line.startswith("groups on request")]
 
-    (line,) = skipped(job("65x1"))
+    (line,) = skipped_lines(job("65x1"))
     assert line == "groups on request, pairs and servers are weighed for at most 64 workers, not 65"
-    (line,) = skipped(job(hardware=replace(JITTERED, slowdown=(), jitter=0.0)))
+    (line,) = skipped_lines(job(hardware=replace(JITTERED, slowdown=(), jitter=0.0)))
     assert line.startswith("groups on request, pairs and servers are not weighed: no worker is slow")
-    assert not skipped(job()), "all kinds were considered"
-    assert not skipped(job(quorum=True)), "only quorums are allowed"
+    assert not skipped_lines(job()), "all kinds were considered"
+    assert not skipped_lines(job(quorum=True)), "only quorums are allowed"
 
 
 def test_single_worker_nodes_with_a_slow_one_are_planned():

@@ -50,7 +50,7 @@ RETIMED = [
 ]  # fmt: skip
 
 
-def delayed(schedule, steps_per_round):
+def with_delay(schedule, steps_per_round):
     strategy = replace(schedule.strategy, steps_per_round=steps_per_round, sync=DelayedAveraging())
     return replace(schedule, strategy=strategy)
 
@@ -82,7 +82,7 @@ def test_late_distance_equals_the_recursion(schedule):
             expected = by_definition(schedule, steps_per_round, curvature)
             found = late_distance_of(sectors_of(schedule), steps_per_round, curvature)
             assert found == pytest.approx(expected, rel=1e-6)
-        found = late_distance(delayed(schedule, steps_per_round))
+        found = late_distance(with_delay(schedule, steps_per_round))
         assert found == pytest.approx(by_definition(schedule, steps_per_round, CURVATURE), rel=1e-6)
         assert found == retime(schedule, "worker").late_distance_at(steps_per_round)
     assert late_distance(schedule) == 0, "synchronous rounds have no late distance"
@@ -91,9 +91,9 @@ def test_late_distance_equals_the_recursion(schedule):
 def test_late_distance_is_estimated_from_the_consensus_distance():
     allreduce = SCHEDULES[0]
     for steps_per_round in (1, 4):
-        flat = float(consensus_distance(delayed(allreduce, steps_per_round)))
+        flat = float(consensus_distance(with_delay(allreduce, steps_per_round)))
         found = late_distance_like(flat, steps_per_round, 6 / 7)
-        assert found == pytest.approx(late_distance(delayed(allreduce, steps_per_round)), rel=1e-6), "exact"
+        assert found == pytest.approx(late_distance(with_delay(allreduce, steps_per_round)), rel=1e-6), "exact"
     assert late_distance_like(float("inf"), 1, 6 / 7) == float("inf")
     assert late_distance_like(4.0, 1, 6 / 7) > late_distance_like(6 / 7, 1, 6 / 7), "less mixing"
 
