@@ -241,7 +241,6 @@ def test_blocks_have_a_readable_string():
 
 
 FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
-FEW = settings(max_examples=30)
 
 
 @st.composite
@@ -259,7 +258,7 @@ def rounds(draw, n=None):
     return Round.from_edges(count, [(i, j, Fraction(draw(st.integers(-2, 5)), 6)) for i, j in chosen])
 
 
-@FEW
+@settings(max_examples=30)
 @given(st.one_of(phases(), rounds()))
 def test_dense_sparse_and_exact_matrices_agree(step):
     exact = exact_product([step]).rows()

@@ -85,9 +85,6 @@ links = st.builds(
 )
 
 
-coded = st.builds(CodecSeconds, st.floats(0, 1e-6), st.floats(0, 1e-6))
-
-
 @st.composite
 def equipped_clusters(draw):
     if draw(st.booleans()):
@@ -107,9 +104,10 @@ def equipped_clusters(draw):
         switches=switches_over(cluster.num_nodes, links),
         slowdown=factors.map(lambda d: tuple(sorted(d.items()))),
         jitter=st.floats(0, 2),
-        codec=st.dictionaries(st.sampled_from(["bfloat16", "float16", "int4", "int8"]), coded).map(
-            lambda d: tuple(sorted(d.items(), key=lambda item: item[0]))
-        ),
+        codec=st.dictionaries(
+            st.sampled_from(["bfloat16", "float16", "int4", "int8"]),
+            st.builds(CodecSeconds, st.floats(0, 1e-6), st.floats(0, 1e-6)),
+        ).map(lambda d: tuple(sorted(d.items(), key=lambda item: item[0]))),
         layers=st.none() | st.integers(1, 99) | st.lists(st.integers(0, 2**40), max_size=5).filter(any).map(tuple),
         backward=st.sampled_from([2 / 3, 0.0, 1.0]) | st.floats(0, 1),
         model_bytes=st.one_of(st.none(), st.integers(0, 2**53 - 1)),

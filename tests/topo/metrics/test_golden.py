@@ -168,9 +168,6 @@ def test_de_bruijn_graphs_are_nilpotent_off_the_mean(base, length):
 # Many workers: sparse factors and Fourier transforms against dense matrices
 
 
-LARGE = MetricLimits(dense_workers=1)
-
-
 def random_groups(n, period, size, seed, *, relaxation=False, skips=True, **options):
     rng = np.random.default_rng(seed)
     phases = []
@@ -189,7 +186,7 @@ def test_sparse_contraction_equals_the_dense_product(n, period, size, relaxation
     for seed in range(3):
         schedule = random_groups(n, period, size, seed, relaxation=relaxation)
         for start in range(period):
-            found = contraction(schedule, start=start, limit=LARGE)
+            found = contraction(schedule, start=start, limit=MetricLimits(dense_workers=1))
             exact = contraction_of(dense_sectors(schedule), start)
             assert found.kind is Kind.ESTIMATE
             assert found.value == pytest.approx(exact, rel=1e-6, abs=1e-12)
