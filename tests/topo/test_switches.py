@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from helpers.drawn_schedules import draw_schedules
 from helpers.random_switches import switches_over
 from helpers.refusals import check_error
-from helpers.small import of_rule
+from helpers.small import list_groups, of_rule
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError
 from partreduce.strategies import Block, Phase, Round
 from partreduce.topo.hardware import regular_levels, switches_above
-from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, StaticGroups
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds
 from partreduce.types import ComputeTimes, Switch
@@ -106,6 +106,9 @@ def schedules(draw):
 
 
 def costs(schedule, hardware, algorithm):
+    """Return the seconds of each group; rules are expanded, because they merge equal groups depending on switches."""
+    if isinstance(schedule.strategy, StaticGroups):
+        schedule = list_groups(schedule)
     return np.concatenate([
         phase_loads(schedule, index, hardware, model_bytes=3, travel=Travel(algorithm))[0].seconds()
         for index in range(schedule.period)
