@@ -33,6 +33,7 @@ from partreduce.topo.slurm import switches_of
 from partreduce.topo.strategies import GroupPhases, StaticGroups
 from partreduce.topo.strategies.axes import RING, Codec
 from partreduce.topo.timing.cost import group_seconds
+from partreduce.topo.timing.loads import Links, SummingGroups
 
 WARM_UP = 1
 STEP_REPETITIONS = 10
@@ -320,6 +321,10 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
     """
     across = cluster.num_nodes > 1
     measured = np.log([measurement.median for measurement in measurements])
+    groups = {
+        phase: SummingGroups.of(phase, cluster, RING.algorithm.value) for phase in {m.phase for m in measurements}
+    }
+    summed = [(groups[measurement.phase], measurement.size) for measurement in measurements]
 
     def usual(*, crossing: bool) -> float:
         """Return log(median seconds per byte / `INVERSE_SCALE`) of phases that cross nodes (or do not)."""
@@ -337,7 +342,11 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
 
     def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         hardware = hardware_of(logs)
-        predictions = [predicted_seconds(measurement, cluster, hardware) for measurement in measurements]
+        links = Links.of(cluster, hardware)
+        predictions = [
+            one.loads(links, num_nics=hardware.num_nics, model_bytes=size).seconds().max(initial=0.0)
+            for one, size in summed
+        ]
         return np.asarray(np.log(np.maximum(predictions, 1e-9)) - measured)
 
     count = 6 if across else 4

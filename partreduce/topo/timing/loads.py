@@ -224,16 +224,17 @@ class Loads:
         piece = self.bytes_ / lanes * self.inverse
         order = np.lexsort((piece, self.node))
         node, piece, lanes = self.node[order], piece[order], lanes[order]
-        first = np.flatnonzero(np.r_[True, node[1:] != node[:-1]])
-        start = np.repeat(first, np.diff(np.r_[first, len(node)]))
+        first = np.flatnonzero(np.concatenate(([True], node[1:] != node[:-1])))
+        counts = np.diff(np.concatenate((first, [len(node)])))
+        start = np.repeat(first, counts)
         running = np.cumsum(lanes)
         before = running - lanes
-        total = np.repeat(np.add.reduceat(lanes, first), np.diff(np.r_[first, len(node)]))
+        total = np.repeat(np.add.reduceat(lanes, first), counts)
         busy = total - (before - before[start])
-        previous = np.r_[0.0, piece[:-1]]
+        previous = np.concatenate(([0.0], piece[:-1]))
         previous[first] = 0.0
         grown = np.cumsum((piece - previous) * np.maximum(1.0, busy / self.num_nics))
-        offset = np.r_[0.0, grown[:-1]][start]
+        offset = np.concatenate(([0.0], grown[:-1]))[start]
         shared = np.empty(len(node))
         shared[order] = grown - offset
         return shared
@@ -243,9 +244,26 @@ def of_phase(
     phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, algorithm: str, coding: Coding = PLAIN
 ) -> Loads:
     """Return the loads of an all-reduce of `model_bytes` in explicit groups; `algorithm`, `coding` as in `of_sum`."""
-    shape, pairs = shape_of(phase, cluster)
-    traffic, links = of_sum(shape, algorithm, coding), Links.of(cluster, hardware)
-    return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
+    groups, links = SummingGroups.of(phase, cluster, algorithm, coding), Links.of(cluster, hardware)
+    return groups.loads(links, num_nics=hardware.num_nics, model_bytes=model_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SummingGroups:
+    """Groups that all-reduce at the same time: their sizes, incidences as of `shape_of`, and traffic, for any links."""
+
+    shape: Shape
+    pairs: Whole
+    traffic: Traffic
+
+    @classmethod
+    def of(cls, phase: Phase, cluster: Cluster, algorithm: str, coding: Coding = PLAIN) -> SummingGroups:
+        shape, pairs = shape_of(phase, cluster)
+        return cls(shape, pairs, of_sum(shape, algorithm, coding))
+
+    def loads(self, links: Links, *, num_nics: int, model_bytes: float) -> Loads:
+        """Return the loads of an all-reduce of `model_bytes` on `links`."""
+        return _assemble(self.shape, self.pairs, links, self.traffic, num_nics=num_nics, model_bytes=model_bytes)
 
 
 def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes: float) -> Loads:
