@@ -9,14 +9,14 @@ from functools import cache
 import pytest
 
 from helpers.jobs import jobs, with_links
-from partreduce import Hardware, Link, simulate
+from partreduce import Hardware, Link, predict, simulate
 from partreduce.errors import UndecidedError
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.measuring import PAIRS_AT_WORST, measure, payer
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import WORTH, allowed_options, decisive_time, recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.planner.trials import SteadyCheck, is_steady, try_all
+from partreduce.planner.trials import Candidate, SteadyCheck, is_steady, trial, try_all
 from partreduce.report.kinds import not_weighed
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.case import Case
@@ -155,6 +155,16 @@ def option_at(bandwidth):
 def settle(asked, options, effort=1e3):
     check = SteadyCheck(asked, Clock(seconds=1e4, effort=effort), effort)
     return check.settled(options), check
+
+
+@pytest.mark.parametrize(("order", "is_late"), [(UpdateOrder.ADAPT_THEN_COMBINE, False), (UpdateOrder.DPSGD, True)])
+def test_a_trial_has_the_predicted_memory_and_a_late_distance_only_if_averages_are_delayed(order, is_late):
+    asked = job()
+    ring = registry.build("ring", asked.cluster)
+    schedule = replace(ring, strategy=replace(ring.strategy, sync=IterationGap(update_order=order)))
+    run = trial(Candidate("iteration_gap", "ring", "standard", schedule), asked, 8)
+    assert run.option.facts.memory_bytes == predict(schedule, JITTERED, num_rounds=8).memory_bytes
+    assert (run.option.late_distance > 0) == is_late
 
 
 def test_distances_are_steady_within_10_percent():

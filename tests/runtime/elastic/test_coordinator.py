@@ -10,6 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from partreduce import Cluster, Schedule
+from partreduce.runtime.averaging.in_flight import Flight
 from partreduce.runtime.elastic.coordinator import JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, OPEN, RELEASED, Coordinator
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.environment import MAX_FAILED
@@ -155,3 +156,20 @@ def test_received_view_settles_the_failures_that_the_launcher_knew(member):
     assert member.heartbeat.num_changes() == 0
     deaths.count(CHANGES, 1)
     assert member.heartbeat.num_changes() == 1
+
+
+def test_a_worker_that_joined_gives_to_no_average_from_before_it_joined(member):
+    """A gradient average divides by the members that took its step."""
+    member.vote()
+    member.handle(Received(3, View(1, (0, 1, 2), resume=(5, 0), joined=(2,), donor=0)))
+    assert [member.givers(step) for step in (4, 5)] == [2, 3]
+
+
+def test_an_operation_from_before_the_members_resume_is_not_started_ahead(member):
+    member.vote()
+    member.handle(Received(3, View(1, (0, 1), resume=(5, 0))))
+    member.handle(Connected())
+    started = []
+    for turn in (4, 5):
+        member.begin(Flight(turn=turn, step=turn, round=turn, start=lambda one, _: started.append(one.turn) or []))
+    assert started == [5]
