@@ -6,6 +6,7 @@ ones. So a row shows how much of one worker is in an average, and the last row w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.strategies import load_strategy
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Strategy
 
 WORKERS, NODES = 4, 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kind:
     """A schedule, and what is known of its results, from a row of the table.
 
@@ -32,24 +35,42 @@ class Kind:
     which workers are in which round.
     """
 
-    def __init__(self, name: str, row: dict[str, Any]) -> None:
-        document = row["strategy"]
-        sync, merge = document.get("sync", {}), document.get("sync", {}).get("merge", {})
-        self.law = row["law"]
-        self.rounds = ROUNDS[row["rounds"]] if "rounds" in row else None
-        self.num_nodes = NODES if document.get("transport", {}).get("algorithm") == "hierarchical" else 1
-        self.strategy = load_strategy(document, Cluster.regular(self.num_nodes, WORKERS // self.num_nodes), name)
-        self.steps_a_round = document.get("steps_per_round", 1)
-        self.late = "delay" in sync or sync.get("iteration_gap", {}).get("update_order") == "dpsgd"
+    law: str
+    rounds: tuple[npt.NDArray[np.float64], ...] | None
+    cluster: Cluster
+    strategy: Strategy
+    steps_a_round: int
+    late: bool
+    gradients: bool
+    lag: int
+    keeps_gap: bool
+    takes_several: bool
+    kept: float
+    max_failures: int
+
+    @classmethod
+    def of_row(cls, name: str, row: dict[str, Any]) -> Kind:
+        document, law = row["strategy"], row["law"]
+        sync, steps = document.get("sync", {}), document.get("steps_per_round", 1)
+        num_nodes = NODES if document.get("transport", {}).get("algorithm") == "hierarchical" else 1
+        cluster = Cluster.regular(num_nodes, WORKERS // num_nodes)
+        strategy = load_strategy(document, cluster, name)
+        late = "delay" in sync or sync.get("iteration_gap", {}).get("update_order") == "dpsgd"
         is_server = document["kind"] == "server" and document.get("synchronous", True)
-        sums_gradients = document["kind"] == "allreduce" and self.steps_a_round == 1 and not self.late
-        self.gradients = is_server or sums_gradients
-        self.lag = int("pipeline" in sync)
-        self.keeps_gap, self.takes_several = "iteration_gap" in sync, "partial" in sync
-        self.outer, self.fragments = self.strategy.payload.outer, self.strategy.payload.num_fragments
-        self.late_steps = merge.get("steps", 0)
-        self.kept = float(self.strategy.sync.kept) if merge else 0.0
-        self.max_failures = 2 if self.law == "views" else 0
+        return cls(
+            law=law,
+            rounds=ROUNDS[row["rounds"]] if "rounds" in row else None,
+            cluster=cluster,
+            strategy=strategy,
+            steps_a_round=steps,
+            late=late,
+            gradients=is_server or (document["kind"] == "allreduce" and steps == 1 and not late),
+            lag=int("pipeline" in sync),
+            keeps_gap="iteration_gap" in sync,
+            takes_several="partial" in sync,
+            kept=float(strategy.sync.kept) if "merge" in sync else 0.0,
+            max_failures=2 if law == "views" else 0,
+        )
 
     @property
     def is_free(self) -> bool:
@@ -62,25 +83,31 @@ class Kind:
 
     @property
     def schedule(self) -> Schedule:
-        cluster = Cluster.regular(self.num_nodes, WORKERS // self.num_nodes)
         rule = SurvivorRule.ALL_REDUCE if self.strategy.averages_everyone else SurvivorRule.KEEP_GROUPS
-        is_planned = self.max_failures and not (self.kept or self.outer.has_own_outer_params)
+        is_planned = self.max_failures and not (self.kept or self.strategy.payload.outer.has_own_outer_params)
         plan = FailurePlan(rule, self.max_failures) if is_planned else None
-        return Schedule("under-faults", cluster, self.strategy, failure_plan=plan)
+        return Schedule("under-faults", self.cluster, self.strategy, failure_plan=plan)
 
     @property
     def ends(self) -> npt.NDArray[np.int64]:
         """The steps of a round after which each fragment has its turn, shape (fragments,)."""
-        return np.arange(1, self.fragments + 1) * self.steps_a_round // self.fragments
+        return (
+            np.arange(1, self.strategy.payload.num_fragments + 1)
+            * self.steps_a_round
+            // self.strategy.payload.num_fragments
+        )
 
     def is_due(self, step: int) -> npt.NDArray[np.bool_]:
         """Return which rows have their turn after a step, shape (rows,)."""
-        return np.repeat(self.ends, rows_of(self.fragments))[:WORKERS] == step % self.steps_a_round + 1
+        return (
+            np.repeat(self.ends, rows_of(self.strategy.payload.num_fragments))[:WORKERS]
+            == step % self.steps_a_round + 1
+        )
 
     def turn_of(self, step: int) -> int:
         """Return the number of the next turn after a step."""
         round_, before = divmod(step, self.steps_a_round)
-        return round_ * self.fragments + int((self.ends <= before).sum())
+        return round_ * self.strategy.payload.num_fragments + int((self.ends <= before).sum())
 
 
 def rows_of(fragments: int) -> list[int]:
@@ -104,4 +131,4 @@ ROUNDS = {
 }
 
 
-KINDS = {name: Kind(name, row) for name, row in kit.read_toml(Path(__file__).with_suffix(".toml")).items()}
+KINDS = {name: Kind.of_row(name, row) for name, row in kit.read_toml(Path(__file__).with_suffix(".toml")).items()}

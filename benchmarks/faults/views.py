@@ -104,7 +104,8 @@ class Replay:
         if self.kind.late:
             self.x[members] += (w @ starts - starts)[members]
             return
-        late, kept, outer = self.kind.late_steps, self.kind.kept, self.kind.outer
+        strategy, kept = self.kind.strategy, self.kind.kept
+        late, outer = strategy.sync.late_steps, strategy.payload.outer
         if step >= late:
             due = np.ix_(members, self.kind.is_due(step))
             sent = self.past[-late] if late else self.x

@@ -45,8 +45,8 @@ class Figure:
     loss to reach instead of the experiment's.
 
     The row is called `setting`, in which `{where}` is the setting without `drop`. `paper` and `aim` are numbers or
-    ranges, or tables of them by pattern of a setting or a contestant. `predicted` is from the `profile` of the links,
-    or in `virtual` time, where only computing takes time.
+    ranges, or tables of them by pattern of a setting or a contestant; the aim "paper" is what the paper printed.
+    `predicted` is from the `profile` of the links, or in `virtual` time, where only computing takes time.
     """
 
     figure: str
@@ -188,7 +188,8 @@ def _rows(paper: str, figure: Figure, where: str, cells: Cells, blocks: Mapping[
             continue
         said = {"where": listed.places.get(place, place), "name": listed.words_of(name)}
         fields: dict[str, Any] = {"figure": figure.figure, "setting": figure.setting.format(**said)}
-        fields |= {key: _find_value(told, where, name) for key, told in (("paper", figure.paper), ("aim", figure.aim))}
+        printed = _find_value(figure.paper, where, name)
+        fields |= {"paper": printed, "aim": printed if figure.aim == "paper" else _find_value(figure.aim, where, name)}
         at, runs = (where, name), len(row.cells)
         if not figure.over:
             if 2 * len(ours) > runs:

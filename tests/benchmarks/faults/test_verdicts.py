@@ -60,7 +60,7 @@ def judge_records(tmp_path):
 WITH_REFERENCE = [name for name, kind in KINDS.items() if kind.law == "reference"]
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_REFERENCE if KINDS[name].outer.is_plain])
+@pytest.mark.parametrize("name", [name for name in WITH_REFERENCE if KINDS[name].strategy.payload.outer.is_plain])
 def test_the_reference_alone_keeps_every_sum_of_progress(name):
     held = states(KINDS[name], STEPS)
     steps = np.maximum(np.arange(STEPS + 1) - KINDS[name].lag, 0)
