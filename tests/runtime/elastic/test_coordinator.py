@@ -90,6 +90,17 @@ def test_joins_and_departures_are_processed_alongside_votes(run):
     assert not run.notes.has(f"{RELEASED}/0")
 
 
+def test_request_to_join_after_the_end_of_the_run_is_answered(run):
+    """The view of the answer is empty, so that the worker that asks ends instead of waiting."""
+    run.fail(3)
+    for rank in (0, 1, 2):
+        run.vote(rank)
+    run.coordinator.exited_well(run.workers[0])  # without finish()
+    run.announce(JOIN, 3, "1.1")
+    assert run.notes.read("answer/3/1.1") == "2"
+    assert run.view(2)["members"] == []
+
+
 def test_view_settles_its_failure_and_no_later_one(run):
     heartbeat = Heartbeat(run.store, 0, "1", beats=False)
     run.fail(3)

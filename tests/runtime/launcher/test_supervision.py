@@ -11,7 +11,7 @@ from helpers.scenarios import GeneratorElsewhere
 from partreduce import Cluster
 from partreduce.errors import EvictedError
 from partreduce.runtime.elastic.coordinator import FailureRule, OnRequest
-from partreduce.runtime.launcher import supervision
+from partreduce.runtime.launcher import log_multiplexer, supervision
 from partreduce.runtime.launcher.launch import worker_env
 from partreduce.runtime.launcher.log_multiplexer import ErrorDeduplicator, LogMultiplexer
 from partreduce.runtime.launcher.signals import shell_exit_code
@@ -163,6 +163,12 @@ def test_tolerant_run_ends_at_errors_and_at_one_failure_too_many(monkeypatch, se
 
 
 ERROR = "InputError: schedule 'x': is for 3 workers"
+
+
+@pytest.fixture(autouse=True)
+def hold_errors_longer(monkeypatch):
+    """A slow machine does not split one error into two lines."""
+    monkeypatch.setattr(log_multiplexer, "ALIKE_SECONDS", 60.0)
 
 
 def output_of(lines, num_workers):

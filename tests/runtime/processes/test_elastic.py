@@ -5,6 +5,7 @@ import pytest
 from helpers.elastic_runs import ALL, LEFT, replay_means, run
 from partreduce import strategies as st
 from partreduce.errors import EvictedError, InputError
+from partreduce.runtime.launcher import log_multiplexer
 
 pytestmark = pytest.mark.processes
 
@@ -31,7 +32,8 @@ def test_an_exception_in_a_script_ends_the_run():
     assert "continue" not in ended.text
 
 
-def test_schedules_that_cannot_continue_are_refused_in_one_line():
+def test_schedules_that_cannot_continue_are_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(log_multiplexer, "ALIKE_SECONDS", 60.0)
     ended = run({}, strategy=st.Pairwise(active=(0, 2)), max_failures=1)
     assert (ended.code, ended.said) == (InputError.exit_code, {}), ended.text
     assert "strategy.kind: is pairwise" in ended.text

@@ -1,6 +1,7 @@
 """Checkpoints of a run after a failure: the survivors save, and all workers of the next run continue from there."""
 
 import os
+import time
 import warnings
 
 import numpy as np
@@ -9,10 +10,12 @@ import torch
 
 from helpers.elastic_runs import (
     ALL,
+    AWAITED,
     INSTANTS,
     LEFT,
     RATE,
     START,
+    ask_when_awaited,
     gradient,
     launch_workers,
     replay_means,
@@ -22,6 +25,8 @@ from helpers.elastic_runs import (
 )
 from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
 from partreduce.errors import InputError
+from partreduce.runtime.elastic.member import Member
+from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.state.checkpoint_directory import read_manifest
 from partreduce.strategies import (
     AllReduce,
@@ -66,6 +71,45 @@ def test_late_gradients_are_saved_and_applied_by_all_workers_of_the_next_run(tmp
     loaded = run_to_the_end({}, steps=9, max_failures=max_failures, **job)
     assert loaded.begun == {5}, loaded.text
     assert loaded.own == dict.fromkeys(ALL, replayed_gradients(members, steps=9, **late)[0]), loaded.text
+
+
+def test_vote_called_while_workers_enter_a_checkpoint_delays_no_worker(tmp_path):
+    """Worker 0 finds all there before the vote, worker 2 after it; had only one of them voted, both would wait 60 s."""
+
+    def work():
+        rank, has_restarted = int(os.environ["RANK"]), RESTARTED in os.environ
+        if has_restarted:
+            ask_when_awaited()
+        elif rank == 1:
+            INSTANTS["before the sum"](2)
+        gathered = Member.gathered
+
+        def gathered_in_order(member, place):
+            while rank == 2 and not member.is_open:
+                time.sleep(0.01)
+            members = gathered(member, place)
+            if rank == 0:
+                member.notes.write(AWAITED, "1")  # the replacement of worker 1 asks to join, and a vote opens
+            return members
+
+        Member.gathered = gathered_in_order
+        model = torch.nn.Linear(2, 1)
+        schedule = Schedule("saved", Cluster.regular(1, 3), AllReduce())
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=60.0)
+        for step in optimizer.batches(range(6)):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            if step == 4:
+                start = time.monotonic()
+                save_checkpoint(optimizer, tmp_path)
+                report(seconds=time.monotonic() - start)
+        optimizer.finish()
+
+    code, reports, text = launch_workers(work, max_failures=1, max_restarts=1)
+    assert code == 0, text
+    assert reports.keys() >= {*LEFT}, text
+    assert max(one["seconds"] for one in reports.values()) < 50, text
 
 
 MERGED = DelayedMerge(steps=3, alpha=0.5)
