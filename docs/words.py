@@ -31,6 +31,10 @@ EXCLUDED = (
 SPEECH = re.compile(
     r"_?(?:refuse|say|tell)(?:_\w+)?|_?(?:told|heard|said|hears|refused)(?:_\w+)?|\w+_(?:refusal|anew|beside|alike)"
 )
+SPOKEN_TEST = re.compile(
+    r"test_(?:who|whoever|what|nobody|everybody)_\w+"
+    r"|test_\w+_(?:goes_on|go_on|went_on|is_told|are_told|nobody|everybody|whoever|anew|alike)(?:_\w+)?"
+)
 PARTICIPLE = re.compile(
     r"_?(?:[a-z]{2,}[^e]ed|begun|brought|chosen|dealt|done|drawn|found|given|gone|held|kept|left|lent|lost|made|met"
     r"|seen|sent|shown|taken|told|went)",
@@ -59,6 +63,8 @@ def fault_of_name(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, *
     """What is wrong with the name of a function or class; None for a good one."""
     if SPEECH.fullmatch(node.name):
         return f"{node.name}: use check_, log_, warn_, send_, receive_ or format_"
+    if SPOKEN_TEST.fullmatch(node.name):
+        return f"{node.name}: name a test by subject, behavior and condition"
     usual = EVENTS if isinstance(node, ast.ClassDef) else STATUSES
     if PARTICIPLE.fullmatch(node.name) and not is_method and not usual.fullmatch(node.name):
         return f"{node.name}: name a function by a verb and its object, a class by a noun"
