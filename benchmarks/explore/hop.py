@@ -370,7 +370,7 @@ def _possible(chosen: dict[str, Any]) -> bool:
         return False  # gaps without bound, or updates that wait without bound, and tokens that do not
     if graph == diamond() and (setting.skip is not None or setting.max_ig == 2 or chosen["suspicions"]):
         return False  # more states than the others together
-    # An update that no one needs may be overtaken for ever, or lie before a worker that has ended.
+    # An update that no worker needs may be overtaken for ever, or lie before a worker that has ended.
     lasting = backed or setting.skip is not None
     return not (lasting and chosen["suspicions"]) and not ((lasting or setting.staleness) and chosen["wire"])
 

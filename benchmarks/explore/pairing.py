@@ -82,7 +82,7 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
 FACTORS = Factors(
     levels_of("pairing"),
     _make,
-    # The largest graph would have 81,574 states with somebody taken for dead, five times all rows together.
+    # The largest graph would have 81,574 states with a wrong suspicion, five times those of all rows together.
     lambda chosen: bool(chosen["mishap"] != "suspicion" or len(chosen["graph"][1]) < 6),
 )
 """A level of `graph` is (workers, edges, active workers); `extra` has edges between active ones, never used."""

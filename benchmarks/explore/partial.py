@@ -345,7 +345,7 @@ def _possible(chosen: dict[str, Any]) -> bool:
     except InputError:
         return False
     if chosen["initiators"] != (0,) and setting.quorum is not QuorumStart.MAJORITY:
-        return False  # no one is drawn
+        return False  # no initiator is drawn
     return len(chosen["calls"]) == 2 or bool(chosen["wire"] == "at once")
 
 

@@ -210,8 +210,8 @@ def _checkpoints(cell: Cell, folder: Path) -> str | None:
     """Return the folder in which workers save from time to time, None if they do not."""
     if cell.fault == "full disk for checkpoints":
         return str(folder / "disk")
-    restarts = injectors.FAULTS[cell.fault].restarts
-    saves = cell.kind in KINDS_OF["in step"] and injectors.all_restart(cell.kind, restarts)
+    all_restart = injectors.FAULTS[cell.fault].restarts > 0 and cell.kind in KINDS_OF["ending"]
+    saves = all_restart and cell.kind in KINDS_OF["in step"]
     return str(folder / "saved") if saves else None
 
 

@@ -111,7 +111,7 @@ def _carry_out(running: Running, act: Act, begins: str) -> Iterator[None]:
             if runs(pid):
                 os.kill(pid, signal.SIGCONT)
             running.took_back(seconds)
-    if act.who == "parent" and is_host:  # no one ends its children there
+    if act.who == "parent" and is_host:  # its children are not ended there
         running.outcome.fired &= len(running.children_of(victims[0])) == running.task.children
 
 
@@ -120,7 +120,7 @@ def _targets(
 ) -> Iterator[tuple[str, int | None, tuple[int, ...], str]]:
     """Yield (name, process id, workers that fail with it, regular expression that survivors' errors must match)."""
     if act.who == "launcher":
-        # Of a launcher that ends no one is left who could be asked to name anything.
+        # If the launcher itself ends, no process is left to name a culprit.
         nodes = NODES if begins == "starting" and running.cell.launcher == "nodes" else 1
         for node in range(nodes):
             yield "the launcher", running.launcher_of(node) or running.pid, (), STORE if act.timeouts else ""
@@ -265,8 +265,3 @@ def _fault(row: dict[str, Any]) -> Fault:
 
 
 FAULTS = {name: _fault(dict(row)) for name, row in TABLE["faults"].items()}
-
-
-def all_restart(kind: str, restarts: int) -> bool:
-    """Return whether all workers of a run are restarted after a failure."""
-    return restarts > 0 and kind in KINDS_OF["ending"]

@@ -19,10 +19,13 @@ PROC = "/proc"
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    pid: int
-    parent: int
     state: str
     session: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is a zombie, or about to be gone."""
+        return self.state in "ZX"
 
 
 def _content(path: str) -> bytes:
@@ -53,14 +56,14 @@ def look_at(pid: int) -> ProcessInfo | None:
     text = _content(f"{PROC}/{pid}/stat").decode(errors="replace")
     if not text:
         return None
-    state, parent, _, session = text.rsplit(")", 1)[1].split()[:4]
-    return ProcessInfo(pid, int(parent), state, int(session))
+    state, _, _, session = text.rsplit(")", 1)[1].split()[:4]
+    return ProcessInfo(state, int(session))
 
 
 def runs(pid: int) -> bool:
     """Return whether a process exists and is no zombie."""
     seen = look_at(pid)
-    return seen is not None and seen.state not in "ZX"
+    return seen is not None and not seen.has_ended
 
 
 def is_pending(pid: int, number: int) -> bool:
@@ -85,16 +88,13 @@ def children_of(pid: int) -> list[int]:
 
 def belonging(session: int, mark: str) -> list[int]:
     """Return the running processes of a session, and those started with `mark` in their environment."""
-    mine = os.getpid()
     found = []
-    for name in _names(PROC):
-        if int(name) == mine:
+    for pid in map(int, _names(PROC)):
+        seen = look_at(pid) if pid != os.getpid() else None
+        if seen is None or seen.has_ended:
             continue
-        seen = look_at(int(name))
-        if seen is None or seen.state in "ZX":
-            continue
-        if seen.session == session or mark.encode() in _content(f"{PROC}/{name}/environ"):
-            found.append(seen.pid)
+        if seen.session == session or mark.encode() in _content(f"{PROC}/{pid}/environ"):
+            found.append(pid)
     return found
 
 

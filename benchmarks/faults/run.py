@@ -1,9 +1,9 @@
 """The fault campaign: every strategy kind under every fault, at random instants.
 
     make faults MINUTES=10
-    python -m benchmarks.faults.run [--faults N] [--minutes M] [--seed S] [--cell KIND/FAULT/LAUNCHER/SEED …] [--write]
+    python -m benchmarks.faults.run [--minutes M] [--seed S] [--cell KIND/FAULT/LAUNCHER/SEED …] [--write]
 
-Begins no cell after N faults or M minutes. Prints a line for each cell and ends with 1 if anything was violated.
+Begins no cell after M minutes. Prints a line for each cell and ends with 1 if anything was violated.
 `--cell` runs a cell again, by the name in its line. `--write` adds what was run to
 benchmarks/results/faults.json and writes faults.md from all of it.
 """
@@ -11,7 +11,6 @@ benchmarks/results/faults.json and writes faults.md from all of it.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -122,7 +121,6 @@ def _sum(listed: Iterable[dict[str, Any]], ended: str | None = None) -> int:
 def main() -> int:
     parser = kit.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--faults", type=int, default=sys.maxsize, help="that fire, at most; then none begins any more")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--cell", action="append", default=[], help="run these and nothing else")
     parser.add_argument("--at-once", type=int, default=8, help="cells side by side, as far as processors are idle")
@@ -138,7 +136,6 @@ def main() -> int:
         print(f"left out: {reason}")
     cells = map(Cell.of_name, options.cell) if options.cell else draw(seed, 60 * options.minutes)
     cells = (replace(cell, timeout=options.timeout) for cell in cells)
-    cells = itertools.takewhile(lambda _: sum(outcome.fired for outcome in outcomes) < options.faults, cells)
     if not options.cell:
         print(f"seed {seed}", flush=True)
     import_once()

@@ -110,7 +110,7 @@ def _held_up_since(running: Running, rank: int) -> float:
 def _judge_names(running: Running) -> None:
     outcome, texts = running.outcome, running.outcome.texts
     if running.cell.launcher == "torchrun":
-        # No one tells workers there who died, but the agent says it itself; they must not blame anybody else.
+        # There workers are not told who died (the agent reports it), and must not blame another worker.
         texts = {rank: text for rank, text in texts.items() if _names(SOMEBODY, text)}
     if not texts:
         if not _names(running.culprit, output := output_of(running)):

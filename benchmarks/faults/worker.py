@@ -75,8 +75,8 @@ def work() -> None:
         chance, start_time = random.Random(rank), time.monotonic()
         while (step := optimizer.steps) < task.steps:  # a worker that skips counts steps that it does not take
             _step(task, step, optimizer, gradient, diary)
-            # By the clock, so that one that was held up catches up: no one waits for the others in between under some
-            # kinds, and `finish` waits for one timeout only.
+            # By the clock, so that one that was held up catches up: under some kinds no worker waits for the others in
+            # between, and `finish` waits for one timeout only.
             due = start_time + STEP_SECONDS * (step - begun + chance.random())
             time.sleep(max(0.0, due - time.monotonic()))
         step = task.steps

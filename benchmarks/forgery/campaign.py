@@ -86,17 +86,6 @@ def donors() -> Donors:
     return Donors(document for raw, certificate in both for document in (raw, *certificate["claims"]))
 
 
-def mutate_entry(draw: random.Random, entry: Document) -> None:
-    """Change one place of an entry, to a value near the old one or from other documents."""
-    mutate(draw, entry, donors())
-
-
-def mutate_schedule(draw: random.Random, raw: Document) -> None:
-    """Change one place of a schedule's strategy or failure plan."""
-    name = "failure_plan" if "failure_plan" in raw and draw.random() < 0.4 else "strategy"
-    mutate(draw, raw[name], donors(), name)
-
-
 WAYS = ("mutated entry", "mutated schedule", "another schedule's entry", "fact of a mutated schedule")
 RANDOM_SCHEDULES = 60
 TABLED = range(0, RANDOM_SCHEDULES, 3)
@@ -201,14 +190,15 @@ def _mutated_entry(cases: list[tuple[Honest, Document]], draw: random.Random) ->
     one, single = draw.choice(cases)
     certificate = fresh(single)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        mutate_entry(draw, certificate["claims"][-1])
+        mutate(draw, certificate["claims"][-1], donors())
     if repr(certificate) != repr(single):
         yield WAYS[0], kind_of(single["claims"][-1]), one.raw, one.read, certificate
 
 
 def _mutated_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
     raw = fresh(one.raw)
-    mutate_schedule(draw, raw)
+    name = "failure_plan" if "failure_plan" in raw and draw.random() < 0.4 else "strategy"
+    mutate(draw, raw[name], donors(), name)
     read = reread(raw)
     if read is not None and raw != one.raw:
         for entry, single in single_claims(moved_to(one.certificate, read)):

@@ -74,7 +74,8 @@ def _of_matrices(entry: Document, raw: Document, listed: Groups, matrices: list[
         return name == "deadlock-free" or listed is not None
     if name == "membership":
         is_rule = raw["strategy"]["kind"] == "allreduce" or "node_radices" in raw["strategy"]
-        return is_rule and listed is not None and entry["answers"] == _answers(n, listed)
+        text = "".join(_answers(phase, n) for phase in listed or ())
+        return is_rule and listed is not None and entry["answers"] == hashlib.sha256(text.encode()).hexdigest()
     if name in ("doubly-stochastic", "unit-sums"):
         sums = all(np.allclose(w.sum(0), 1) and np.allclose(w.sum(1), 1) for w in matrices)
         return sums and (name == "unit-sums" or min(w.min() for w in matrices) > -1e-12)
@@ -89,15 +90,10 @@ def _of_matrices(entry: Document, raw: Document, listed: Groups, matrices: list[
     return bool(np.abs(off).max() < 1e-9)
 
 
-def _answers(n: int, listed: Groups) -> str:
-    """Return the hash of all workers' answers (`membership`), from the groups one by one."""
-    lines = []
-    for phase in listed:
-        home = {
-            worker: f"{min(group)} {Fraction(t).limit_denominator(10**6)}" for group, t in phase for worker in group
-        }
-        lines += [home.get(worker, "-") for worker in range(n)]
-    return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
+def _answers(phase: list[tuple[list[int], float]], n: int) -> str:
+    """Return every worker's answer (`membership`) in a phase, a line each, from the groups one by one."""
+    home = {w: f"{min(group)} {Fraction(t).limit_denominator(10**6)}" for group, t in phase for w in group}
+    return "".join(home.get(worker, "-") + "\n" for worker in range(n))
 
 
 GAP = {
@@ -319,8 +315,7 @@ def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Mat
         m, period = n - len(failed), np.eye(n - len(failed))
         for phase in groups_after(raw, frozenset(failed), listed):
             period = averaging(m, phase) @ period
-            home = {w: f"{min(g)} {Fraction(t).limit_denominator(10**6)}\n" for g, t in phase for w in g}
-            text.update("".join(home.get(w, "-\n") for w in range(m)).encode())
+            text.update(_answers(phase, m).encode())
         center, off = np.eye(m) - 1 / m, period - 1 / m
         if np.abs(np.linalg.eigvals(center @ period @ center)).max() > 1 - 1e-9:
             return False

@@ -246,7 +246,7 @@ class Campaign:
 
     def _rehearsal(self, contestant: Contestant) -> tuple[Contestant, Schedule] | None:
         """Return the contestant whose steps and rate this one uses, with its schedule; None without a rehearsal."""
-        source = self._everybody.get(contestant.rehearsed_as, contestant)
+        source = self._everybody.get(contestant.twin, contestant)
         schedule = source.make(self.cluster, self.setting) if source.make else None
         return (source, schedule) if schedule is not None and not schedule.strategy.sync.protocol else None
 
@@ -507,12 +507,12 @@ def _log(text: str) -> None:
 
 def _wire(setting: Setting, nodes: int, size: int) -> str:
     """Return a sentence on the least time of exact averaging at the link's nominal rate, and on the possible gain."""
-    wire = setting.wire_seconds(nodes, size, MODEL_BYTES[setting.task])
-    least = max(setting.compute, wire["hierarchical"])
     if not setting.compute:
         return f"{setting.name}: as fast as the machine is, and no step sleeps"
+    model_seconds = MODEL_BYTES[setting.task] * 8e-6 / setting.megabits
+    flat, hierarchical = (2 * (parts - 1) / parts * model_seconds for parts in (nodes * size, nodes))
     return (
-        f"{setting.name}: flat ring {1e3 * wire['flat ring']:.0f} ms, hierarchical {1e3 * wire['hierarchical']:.0f} ms "
+        f"{setting.name}: flat ring {1e3 * flat:.0f} ms, hierarchical {1e3 * hierarchical:.0f} ms "
         f"per step next to {1e3 * setting.compute:g} ms of computing; overlapped, without headers and slow workers, "
-        f"that is {least / setting.compute:.1f} times a step that only computes"
+        f"that is {max(1.0, hierarchical / setting.compute):.1f} times a step that only computes"
     )

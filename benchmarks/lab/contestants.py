@@ -52,9 +52,9 @@ class Contestant:
     `make` returns the schedule for a cluster and a setting, None if the contestant would repeat another one. `how` is
     `partreduce` or a baseline (worker.KINDS), `algorithm` that of its sums, for the prediction, and `options` are
     arguments of the optimizer or the baseline. `grid` names its learning rates (setting.GRID); `twin` is a contestant
-    with the same mathematics, and so the same steps. `core` ones run in the short lab. `once` ones, which are slow on a
-    slow link, run once with twice the time, and not in settings with slow workers unless named. `named_only` ones run
-    only if named.
+    with the same mathematics, whose steps and learning rate this one uses. `core` ones run in the short lab. `once`
+    ones, which are slow on a slow link, run once with twice the time, and not in settings with slow workers unless
+    named. `named_only` ones run only if named.
     """
 
     name: str
@@ -69,11 +69,6 @@ class Contestant:
     core: bool = False
     once: bool = False
     named_only: bool = False
-
-    @property
-    def rehearsed_as(self) -> str:
-        """The name of the contestant whose steps and learning rate this one uses."""
-        return self.twin or self.name
 
 
 def contestants(planned: Callable[..., Schedule | None] = lambda *_, **__: None) -> list[Contestant]:

@@ -202,14 +202,6 @@ class Row:
     def seconds(self) -> float | None:
         return self._middle(1)
 
-    def loss_after(self, seconds: float) -> float:
-        """Return the median loss of the mean model at the last evaluation until then."""
-        return median([loss for _, at, loss in cell.curve if at <= seconds][-1] for cell in self.cells)
-
-    def seconds_spread(self) -> str:
-        values = sorted(self.reached(1))
-        return f"[{values[0]:.1f}-{values[-1]:.1f}]" if values else ""
-
 
 def baseline(rows: list[Row]) -> Row | None:
     """Return the best contestant with exact averaging in every step, by seconds to the target."""
@@ -233,7 +225,8 @@ def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
     ends = min(cell.curve[-1][1] for row in rows for cell in row.cells if cell.curve)
     lines = []
     for row in rows:
-        seconds = row.seconds
+        seconds, reached = row.seconds, row.reached(1)
+        last_losses = [[loss for _, at, loss in cell.curve if at <= ends][-1] for cell in row.cells]
         ratio = "" if base is None or seconds is None else f"{base.seconds / seconds:.2f}"  # type: ignore[operator]
         share = fraction_of_limit(row, rows, setting, num_workers)
         mark = " (baseline)" if row is base else ""
@@ -242,11 +235,11 @@ def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
             "" if row.learning_rate is None else f"{row.learning_rate:g}",
             kit.middle([cell.step_ms for cell in row.cells], ".0f"),
             "not reached" if row.steps is None else f"{row.steps:.0f}",
-            "" if seconds is None else f"{seconds:.2f} {row.seconds_spread()}",
+            "" if seconds is None else f"{seconds:.2f} [{min(reached):.1f}-{max(reached):.1f}]",
             ratio,
             "" if share is None else f"{share:.2f}",
             f"{row.nic_mb:.2f}",
-            f"{row.loss_after(ends):.3f}",
+            f"{median(last_losses):.3f}",
             f"{len(row.cells)}",
         ]
         lines.append(cells)

@@ -36,8 +36,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="steps of each worker, instead of the setting's")
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of training in a cell")
     parser.add_argument("--target", type=float, help="training loss; default 0.1 for digits, 2.6 for text")
-    parser.add_argument("--rate", type=float, help="one learning rate for all, instead of each one's best of the grid")
-    parser.add_argument("--every", type=int, default=4, help="steps from one evaluation of the loss to the next")
     parser.add_argument("--name", default="default", help="of the result files")
     parser.add_argument("--no-profile", action="store_true", help="plan with nominal links")
     parser.add_argument("--full", action="store_true")
@@ -75,8 +73,6 @@ def main() -> int:
             steps=chosen.steps,
             limit=chosen.limit,
             target=chosen.target,
-            rate=chosen.rate,
-            every=chosen.every,
         )
         for name in names
     ]

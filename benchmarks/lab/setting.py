@@ -98,7 +98,7 @@ class Setting:
 
     def free_step(self, num_workers: int) -> float:
         """Return seconds per step (workers ÷ steps of all per second) on a free network without waiting."""
-        with np.errstate(divide="ignore"):  # where no one computes for a time, it is none
+        with np.errstate(divide="ignore"):  # without compute time the result is 0
             return num_workers / float((1 / self.mean_seconds(num_workers)).sum())
 
     def step_seconds(self, num_workers: int, rank: int, seed: int, step: int) -> float:
@@ -125,12 +125,6 @@ class Setting:
     def case_of(self, num_workers: int) -> str:
         """Return a name of task and workers, on which the steps to a loss depend, unlike on links and speeds."""
         return self.task + ("" if num_workers == REHEARSED_WORKERS else f", {num_workers} workers")
-
-    def wire_seconds(self, num_nodes: int, size: int, model_bytes: int) -> dict[str, float]:
-        """Return the seconds of each algorithm of exact averaging at the link's nominal rate, without headers."""
-        second = model_bytes * 8e-6 / self.megabits
-        count = num_nodes * size
-        return {"flat ring": 2 * (count - 1) / count * second, "hierarchical": 2 * (num_nodes - 1) / num_nodes * second}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The planner on clusters, limits and times that no one chose: no internal error, no false sentence, no broken limit.
+"""Check the planner on random clusters, limits and time limits: no internal error, false sentence or broken limit.
 
     python -m benchmarks.planner.random_clusters --number 2000 --seed 0
 

@@ -1,4 +1,4 @@
-"""The recommendation's regret on jobs that no one chose: its true time to a loss over the best trained one's.
+"""Measure the recommendation's regret on random jobs: its true time to a loss over that of the best trained schedule.
 
     python -m benchmarks.planner.regret --number 30 [--seed 0] [--seeds 6] [--thorough]
 
