@@ -97,12 +97,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "buffer", "module", "kind", "rule"), CASES)
-def test_the_first_kind_that_fits_gives_the_rule(name, buffer, module, kind, rule):
+def test_first_matching_buffer_kind_gives_the_rule(name, buffer, module, kind, rule):
     found = buffer_kind(name, buffer, module)
     assert (found.name, found.rule) == (kind, rule)
 
 
-def test_every_kind_has_a_case_and_a_row_in_the_docs():
+def test_every_buffer_kind_has_a_case_and_a_row_in_the_docs():
     text = (Path(__file__).parents[3] / "docs" / "runtime.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \| `(\w+)` \|", text.partition("## Buffers")[2].partition("\n## ")[0], re.MULTILINE)
     assert rows == [(kind.name, kind.rule.value) for kind in KINDS]
@@ -120,7 +120,7 @@ def test_every_kind_has_a_case_and_a_row_in_the_docs():
         ([2, 2], "other"),
     ],
 )
-def test_values_are_those_of_a_mask_where_there_are_zeros_and_ones(values, looks):
+def test_zeros_and_ones_are_classified_as_a_mask(values, looks):
     assert values_of(torch.tensor(values, dtype=torch.float32)) == Values(looks)
 
 
@@ -134,12 +134,12 @@ def test_values_are_those_of_a_mask_where_there_are_zeros_and_ones(values, looks
         (torch.zeros(3, dtype=torch.int64), "is torch.int64 on worker 2 now"),
     ],
 )
-def test_a_buffer_of_another_form_is_refused_by_name(now, said):
+def test_changed_buffer_spec_raises_with_its_name(now, said):
     with pytest.raises(InputError, match=f"buffer 'net.seen': {said}"):
         check_spec("net.seen", now, BufferSpec.of(torch.zeros(3)), 2)
 
 
-def test_a_float_may_become_a_float_of_another_width():
+def test_float_buffer_may_change_its_width():
     check_spec("seen", torch.zeros(3).double(), BufferSpec.of(torch.zeros(3)), 0)
 
 
@@ -156,7 +156,7 @@ def masked_by_hand(rank):
 
 
 @pytest.mark.parametrize("kind", COPIES_IN_STEPS)
-def test_pruning_masks_that_each_worker_makes_become_worker_0s(ranks, kind):
+def test_pruning_masks_are_replaced_by_those_of_worker_0(ranks, kind):
     """Once 0.333 and 0.667 without a word."""
 
     def work(world):
@@ -187,7 +187,7 @@ def test_pruning_masks_that_each_worker_makes_become_worker_0s(ranks, kind):
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_masks_that_differ_at_the_start_are_no_fractions_in_the_mean_model(ranks, kind):
+def test_mean_model_has_worker_0s_mask_if_initial_masks_differ(ranks, kind):
     def work(world):
         model = masked_by_hand(world.rank)
         initial = "broadcast" if kind in ("gradients", "pipeline", "server") else "keep"
@@ -204,7 +204,7 @@ def test_masks_that_differ_at_the_start_are_no_fractions_in_the_mean_model(ranks
 
 
 @pytest.mark.parametrize("initial", ["broadcast", "keep"])
-def test_a_mask_of_another_name_is_known_by_its_values_and_on_all_workers(ranks, initial):
+def test_mask_values_on_all_workers_select_the_mask_rule(ranks, initial):
     """One worker's values alone look like a mask's for `trend`, and workers would add up different things."""
 
     def work(world):
@@ -231,7 +231,7 @@ def test_a_mask_of_another_name_is_known_by_its_values_and_on_all_workers(ranks,
         assert (rules[0]["keep"], rules[0]["trend"]) == (BufferRule.MEAN, BufferRule.FIRST)
 
 
-def test_a_mask_that_changes_while_its_copy_is_on_the_way_stays_with_its_worker(ranks):
+def test_mask_changed_during_a_late_average_is_kept_by_worker_0(ranks):
     """The lowest rank keeps what it has by now, and the others get it one round later."""
 
     def work(world):
@@ -280,7 +280,7 @@ def evaluate(optimizer, action=lambda: None):
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("place", ["step", "mean_model", "finish", "save_checkpoint"])
-def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place, tmp_path):
+def test_grown_buffer_raises_with_its_name_in_every_call(ranks, kind, place, tmp_path):
     """It grows on all workers, so that none waits for another (for one: see `test_numerical_regressions`)."""
 
     def work(world):
@@ -309,7 +309,7 @@ def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place
         )
 
 
-def test_a_buffer_that_grows_inside_the_mean_model_is_named_and_all_else_is_put_back(ranks):
+def test_buffer_grown_in_mean_model_raises_and_parameters_are_restored(ranks):
     def work(world):
         model = Growing()
         optimizer = wrap(world, model, st.AllReduce(steps_per_round=4))
@@ -335,7 +335,7 @@ def test_a_buffer_that_grows_inside_the_mean_model_is_named_and_all_else_is_put_
 
 
 @on_ranks(N)
-def test_an_error_inside_the_mean_model_is_not_hidden_by_the_shape_that_it_left(world):
+def test_shape_check_does_not_hide_an_error_inside_mean_model(world):
     model = Growing()
     optimizer = wrap(world, model, st.AllReduce(steps_per_round=4))
 
@@ -353,7 +353,7 @@ def test_an_error_inside_the_mean_model_is_not_hidden_by_the_shape_that_it_left(
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_what_has_no_mean_is_worker_0s_in_the_mean_model_and_each_workers_own_outside(ranks, kind):
+def test_buffers_without_a_mean_stay_local_until_mean_model_or_finish(ranks, kind):
     def work(world):
         rank = world.rank
         model = Holder(
@@ -414,7 +414,7 @@ def vectors_of(model):
 @pytest.mark.parametrize("way", ["hook", "parametrization"])
 @pytest.mark.parametrize("strategy", ["parameters", "late", "neighbors, late", "pairs"])
 @on_ranks(N)
-def test_vectors_of_spectral_norm_stay_unit_vectors(world, way, strategy):
+def test_spectral_norm_vectors_keep_unit_length(world, way, strategy):
     model = spectral(way)
     optimizer = wrap(world, model, STRATEGIES[strategy])
     with torch.no_grad():  # far apart, by which a mean of unit vectors is much shorter
@@ -458,7 +458,7 @@ class QuantizedModel(torch.nn.Module):
     [(kind, "average") for kind in ("gradients", "parameters", "late", "neighbors", "pairs")]
     + [("gradients", "broadcast"), ("late", "broadcast"), ("parameters", "local"), ("neighbors", "local")],
 )
-def test_scale_and_zero_point_of_an_observer_belong_together(ranks, kind, buffers):
+def test_observer_scale_and_zero_point_stay_consistent(ranks, kind, buffers):
     """Once scales were averaged, and zero points 164, 165 and 166 at the end."""
 
     def work(world):
@@ -492,7 +492,7 @@ def test_scale_and_zero_point_of_an_observer_belong_together(ranks, kind, buffer
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "broadcast"])
-def test_running_statistics_follow_the_option(ranks, buffers):
+def test_running_statistics_follow_the_buffers_option(ranks, buffers):
     def work(world):
         model = Holder(running_level=torch.zeros(2), mask=torch.ones(2))
         optimizer = wrap(world, model, st.AllReduce(steps_per_round=2), buffers=buffers)
@@ -513,7 +513,7 @@ def test_running_statistics_follow_the_option(ranks, buffers):
 
 
 @pytest.mark.parametrize("kept", ["average", "local"])
-def test_momentum_follows_the_option(ranks, kept):
+def test_momentum_follows_the_optimizer_state_option(ranks, kept):
     def work(world):
         model = torch.nn.Linear(2, 1, bias=False)
         inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -529,7 +529,7 @@ def test_momentum_follows_the_option(ranks, kept):
         assert momentum == pytest.approx([1.9 * (1 if kept == "average" else rank)] * 2)
 
 
-def test_another_run_starts_with_means_of_statistics_and_worker_0s_masks_and_counters(ranks, tmp_path):
+def test_different_run_loads_mean_statistics_and_worker_0s_masks(ranks, tmp_path):
     def make(world):
         model = Holder(running_level=torch.zeros(2), mask=torch.ones(2), count=torch.tensor(0))
         return model, wrap(world, model, st.AllReduce(steps_per_round=2))
@@ -553,7 +553,7 @@ def test_another_run_starts_with_means_of_statistics_and_worker_0s_masks_and_cou
     assert ranks.run(2, load) == [[1, 1, 0, 0, 5]] * 2
 
 
-def test_models_with_different_rules_do_not_begin(ranks):
+def test_differing_buffer_rules_fail_the_handshake(ranks):
     """A module of another class on one worker, with buffers of the same names and shapes."""
 
     def work(world):
@@ -594,7 +594,7 @@ print("end", rank, lost, optimizer.run.flat.rules["keep"].value, model.keep.toli
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_a_worker_that_joins_has_the_rules_of_the_others(tmp_path):
+def test_rejoining_worker_takes_the_buffer_rules_of_the_run(tmp_path):
     """Its own values, when it begins, would say something else, and its share of a mask would be added to the copy."""
     (tmp_path / "train.py").write_text(JOINING)
     words = ["run", "-n", "3", "--tolerate-failures", "1", "--max-restarts", "1", "train.py"]

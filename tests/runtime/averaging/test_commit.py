@@ -68,7 +68,7 @@ def missing_state(start):
         (0.5, None, [2.0, 7.0]), (0.5, YES, [2.0, 7.0]), (0.5, NO, [1.0, 9.0]), (1.5, None, [4.0, 3.0]),
     ],
 )  # fmt: skip
-def test_a_mean_is_committed_by_its_factor_and_only_with_the_devices_check(relaxation, ok, expected, swap):
+def test_commit_mean_applies_relaxation_only_if_the_check_passes(relaxation, ok, expected, swap):
     bucket, sums = bucket_of([1, 9], [3, 5, 7])
     before = bucket.flat
     commit_mean(bucket, sums, relaxation, ok, swap=swap)
@@ -76,7 +76,7 @@ def test_a_mean_is_committed_by_its_factor_and_only_with_the_devices_check(relax
     assert (bucket.flat is before) == (not swap or relaxation != 1 or ok is not None)
 
 
-def test_nothing_is_swapped_unless_asked():
+def test_commit_mean_copies_by_default():
     bucket, sums = bucket_of([1, 9], [3, 5])
     before = bucket.flat
     commit_mean(bucket, sums, 1, None)
@@ -84,19 +84,19 @@ def test_nothing_is_swapped_unless_asked():
 
 
 @pytest.mark.parametrize(("ok", "expected"), [(None, [11.0, 26.0]), (YES, [11.0, 26.0]), (NO, [10.0, 30.0])])
-def test_a_delayed_mean_keeps_what_was_learned_since_the_snapshot(ok, expected):
+def test_delayed_mean_keeps_progress_since_the_snapshot(ok, expected):
     bucket, sums = bucket_of([10, 30], [3, 5, 7])
     commit_delayed(bucket, sums, torch.tensor([1.0, 13.0, 99.0], dtype=torch.float64), 0.5, ok)
     assert bucket.flat.tolist() == expected
 
 
-def test_progress_is_scaled_from_where_the_round_began():
+def test_progress_is_rescaled_relative_to_the_round_start():
     bucket, _ = bucket_of([10, 30])
     rescale_progress(bucket, torch.tensor([6.0, 40.0, 99.0], dtype=torch.float64), 0.5)
     assert bucket.flat.tolist() == [8.0, 35.0]
 
 
-def test_a_false_check_leaves_values_and_zeroes_changes_even_where_they_are_no_numbers():
+def test_failed_check_keeps_values_and_zeroes_non_finite_changes():
     live, new = torch.tensor([1.0, 2.0]), torch.tensor([float("nan"), float("inf")])
     replace_where(live, new, NO)
     assert live.tolist() == [1.0, 2.0]
@@ -110,7 +110,7 @@ def test_a_false_check_leaves_values_and_zeroes_changes_even_where_they_are_no_n
     assert (kept.tolist(), new.tolist()) == ([7.0], [0.0, 0.0])
 
 
-def test_piggybacked_tensors_are_loaded_in_shares_or_from_the_first_member_alone():
+def test_piggybacked_tensors_load_as_shares_or_from_the_first_member():
     value, count = torch.tensor([[2.0], [4.0]]), torch.tensor(6.0)
     piggybacked = [
         tensor("bn.running_mean", value.double(), 1),
@@ -126,7 +126,7 @@ def test_piggybacked_tensors_are_loaded_in_shares_or_from_the_first_member_alone
     assert saved[0] is not piggybacked[0].fetch()
 
 
-def test_piggybacked_tensors_are_committed_and_keep_what_changed_since_a_snapshot():
+def test_committed_piggybacked_tensors_keep_changes_since_the_snapshot():
     mean, var, batches = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor([8.0])
 
     def load():
@@ -154,7 +154,7 @@ def test_piggybacked_tensors_are_committed_and_keep_what_changed_since_a_snapsho
     assert values[0].tolist() == [-29.0, 18.0]
 
 
-def test_gradients_are_loaded_in_shares_with_who_has_one():
+def test_gradients_load_as_shares_with_presence_flags():
     one, two = leaf(0, 0), leaf(0)
     one.grad = torch.tensor([6.0, 9.0], dtype=torch.float64)
     bucket, array = bucket_of([0, 0, 0, 0], [5, 5, 5, 5, 5, 5], parameters=(one, two))
@@ -167,7 +167,7 @@ def test_gradients_are_loaded_in_shares_with_who_has_one():
 
 
 @pytest.mark.parametrize(("ok", "expected"), [(None, [2.0, 3.0]), (YES, [2.0, 3.0]), (NO, [0.0, 0.0])])
-def test_means_are_written_into_gradients_and_nobody_without_one_anywhere_gets_one(ok, expected):
+def test_committed_means_leave_globally_missing_gradients_none(ok, expected):
     here, elsewhere, nowhere = leaf(0, 0), leaf(0), leaf(0)
     here.grad = torch.zeros(2, dtype=torch.float64)
     own = here.grad
@@ -182,7 +182,7 @@ def test_means_are_written_into_gradients_and_nobody_without_one_anywhere_gets_o
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_one_number_that_is_none_is_seen_in_any_bucket(bad):
+def test_non_finite_gradient_is_found_in_any_bucket(bad):
     one, two, three = leaf(0, 0), leaf(0), leaf(0)
     one.grad = torch.tensor([1.0, 2.0], dtype=torch.float64)
     two.grad = torch.tensor([1.0], dtype=torch.float64)
@@ -201,7 +201,7 @@ def test_one_number_that_is_none_is_seen_in_any_bucket(bad):
         (float("inf"), None, True, False), (float("nan"), YES, True, False), (float("inf"), None, False, True),
     ],
 )  # fmt: skip
-def test_an_applier_steps_with_a_given_mean_unless_it_is_none_or_not_finite(gradient, ok, check, moves):
+def test_optimizer_stepper_skips_failed_and_non_finite_means(gradient, ok, check, moves):
     """Momentum and decay would move a weight even with a gradient of zero, so a wrong step is undone as a whole."""
     model = torch.nn.Linear(1, 1, bias=False).double()
     inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=0.5)
@@ -223,7 +223,7 @@ def test_an_applier_steps_with_a_given_mean_unless_it_is_none_or_not_finite(grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_weights_sum_to_one_and_are_those_that_were_asked_for(dtype):
+def test_unit_weights_sum_to_one_and_match_the_request(dtype):
     numbers = random.Random(1)
     precision = torch.float64 if dtype == torch.float64 else torch.float32
     for _ in range(300):
@@ -248,7 +248,7 @@ def test_ones_stay_ones_over_many_averages():
     assert own.item() == pytest.approx(1.0, abs=1e-6)
 
 
-def test_what_is_added_can_be_formed_beside_the_parameters():
+def test_add_updates_can_write_the_change_to_another_tensor():
     """So that an interruption of an average finds them as they were, or averaged, and nothing between."""
     own, others = torch.tensor([4.0, 8.0]), [torch.tensor([8.0, 0.0]), torch.tensor([0.0, 4.0])]
     change, layout = torch.full((2,), float("nan")), Layout([own])

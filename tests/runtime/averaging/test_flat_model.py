@@ -79,7 +79,7 @@ def test_swap_exchanges_the_arrays_without_changing_shapes_or_ties():
         layout.check()
 
 
-def test_a_layer_may_be_put_into_another_one_that_holds_it():
+def test_layer_may_be_wrapped_in_a_container():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     layout = layout_of(model)
     model[1] = torch.nn.Sequential(torch.nn.Identity(), model[1])
@@ -89,7 +89,7 @@ def test_a_layer_may_be_put_into_another_one_that_holds_it():
         layout.check()
 
 
-def test_columns_of_one_array_are_no_shared_memory_and_a_view_of_a_parameter_is():
+def test_parameter_view_shares_memory_and_disjoint_columns_do_not():
     both = torch.arange(12.0).view(3, 4)
     model = torch.nn.ParameterList([both[:, :2], both[:, 2:]])
     flat_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -108,7 +108,7 @@ def test_columns_of_one_array_are_no_shared_memory_and_a_view_of_a_parameter_is(
         (lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5), ["momentum_buffer", "square_avg"]),
     ],
 )
-def test_optimizer_state_is_foreseen_before_the_first_step(make, keys):
+def test_state_keys_are_known_before_the_first_step(make, keys):
     model = torch.nn.Linear(2, 2)
     assert state_keys(make(model.parameters())) == keys
 
@@ -129,7 +129,7 @@ def test_tags_of_many_operations_differ():
     assert len(tags) == 200 * 15
 
 
-def test_recorder_keeps_the_last_operations_and_writes_what_perfetto_reads(tmp_path):
+def test_recorder_keeps_the_last_operations_and_writes_a_trace(tmp_path):
     recorder = Recorder(3, tmp_path)
     for index in range(RING_LENGTH + 5):
         recorder.end(recorder.begin("average", index, index, (1, 3), 8))
@@ -146,7 +146,7 @@ def test_recorder_keeps_the_last_operations_and_writes_what_perfetto_reads(tmp_p
     assert all(event["dur"] >= 0 and event["pid"] == 3 for event in events)
 
 
-def test_merging_nothing_or_garbage_is_a_sentence(tmp_path):
+def test_merging_missing_or_malformed_traces_raises(tmp_path):
     with pytest.raises(FileError, match="holds no trace"):
         merge_traces(tmp_path)
     (tmp_path / "trace-00000.json").write_text("{")
@@ -154,7 +154,7 @@ def test_merging_nothing_or_garbage_is_a_sentence(tmp_path):
         merge_traces(tmp_path)
 
 
-def test_compare_names_the_odd_rank_and_breaks_ties_for_the_lowest():
+def test_compare_names_the_minority_rank_or_the_higher_on_a_tie():
     same = {"model": "a", "schedule": "s"}
     assert compare({0: same, 1: same}) is None
     field, odd, usual, text = compare({0: same | {"model": "b"}, 1: same, 2: same})
@@ -163,7 +163,7 @@ def test_compare_names_the_odd_rank_and_breaks_ties_for_the_lowest():
     assert compare({0: same, 1: same | {"schedule": "t"}})[1] == 1
 
 
-def test_budgets_are_sentences():
+def test_group_and_file_limits_raise():
     with pytest.raises(InputError, match="70 distinct groups"):
         check_budget("big", [(0, i) for i in range(1, 71)], 64)
     with pytest.raises(InputError, match="ulimit -n"):
@@ -188,7 +188,7 @@ def alone():
     return GlooWorld(store, 0, 2, timedelta(seconds=2))
 
 
-def test_a_missing_worker_is_named_in_process():
+def test_missing_worker_is_named_after_the_timeout():
     model = torch.nn.Linear(2, 2)
     schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(steps_per_round=2))
     with pytest.raises(UnavailableError, match=r"rank 1 of 2 did not arrive within 0\.3 s"):
@@ -203,7 +203,7 @@ def test_a_missing_worker_is_named_in_process():
         ({"initial": "no"}, "initial: 'no' is not one of broadcast, keep"),
     ],
 )
-def test_bad_options_are_refused_before_anybody_is_contacted(options, words):
+def test_bad_options_raise_before_any_communication(options, words):
     model = torch.nn.Linear(2, 2)
     schedule = Schedule("s", Cluster.regular(1, 2), AllReduce())
     with pytest.raises(InputError, match=words):
@@ -211,7 +211,7 @@ def test_bad_options_are_refused_before_anybody_is_contacted(options, words):
 
 
 @pytest.mark.parametrize("started", [{"RANK": "1"}, {"SLURM_NTASKS": "2"}])
-def test_with_half_a_launcher_the_way_out_is_named(monkeypatch, started):
+def test_incomplete_launcher_environment_suggests_partreduce_run(monkeypatch, started):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in started.items():

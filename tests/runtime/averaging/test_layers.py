@@ -74,7 +74,7 @@ class Ones:
 
 
 @SYNCS
-def test_each_segment_is_coded_by_itself_in_8_bits_and_replicas_stay_equal(ranks, sync):
+def test_int8_codes_each_segment_separately_and_replicas_stay_equal(ranks, sync):
     """Layers of 1, 100 and 10,000: each is as exact as if it were alone, and what rounding took comes with the next."""
     sizes = (200, 200, 200)
     transport = st.Transport(codec=st.Codec.INT8, gradient_buckets=st.GradientBuckets.PER_LAYER, error_feedback=True)
@@ -100,7 +100,7 @@ def test_each_segment_is_coded_by_itself_in_8_bits_and_replicas_stay_equal(ranks
         assert 0 < float((mine - should).abs().max()) < 2 * largest / 127
 
 
-def test_segments_go_from_the_end_to_the_beginning_and_tiny_layers_share_one():
+def test_segments_follow_reverse_order_and_merge_tiny_layers():
     model = torch.nn.ModuleList([torch.nn.Linear(16, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32)])
     model.append(torch.nn.Linear(8, 40).to(torch.bfloat16))
     flat = flat_of(model)
@@ -140,7 +140,7 @@ def launches(optimizer):
     return started, lambda: delattr(communicator, "all_reduce")
 
 
-def test_segments_leave_during_backward_from_the_end_to_the_beginning_whatever_a_worker_leaves_out(ranks):
+def test_backward_sends_segments_in_reverse_despite_missing_gradients(ranks):
     """Each has its own number as gradient, and the sum is over two workers of half of it."""
     sizes = (64, 64, 64, 64)
 
@@ -179,7 +179,7 @@ def works(optimizer):
 
 @pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 @pytest.mark.parametrize(("width", "wanted"), [(2, [2, 0, 0, 2]), (3, [2, 2, 0, 2])])
-def test_a_pipeline_lets_segments_leave_while_it_has_room_or_once_the_oldest_sum_is_there(ranks, width, wanted):
+def test_pipeline_sends_segments_while_it_has_room(ranks, width, wanted):
     """No sum has arrived before the last step; where there is no room everything leaves at the step."""
     sizes = (64, 64)
 
@@ -258,12 +258,12 @@ def one_of_them(optimizer, model, _gradients):
         (replace_gradient, "was changed after backward"),
     ],
 )
-def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_continues(ranks, misuse, words, sync):
+def test_changing_a_sent_gradient_raises_and_the_run_continues(ranks, misuse, words, sync):
     assert ranks.run(2, lambda world: check_misuse(world, misuse, words=words, sync=sync)) == [{-2.0}] * 2
 
 
 @on_ranks(2, fresh=True)
-def test_where_one_worker_alone_changes_its_gradients_the_others_take_no_wrong_sum(world):
+def test_peers_reject_the_sum_if_one_worker_changes_sent_gradients(world):
     if world.rank == 0:
         return check_misuse(world, one_of_them, words="was changed after backward", again=False)
     run = Ones(world)
@@ -275,7 +275,7 @@ def test_where_one_worker_alone_changes_its_gradients_the_others_take_no_wrong_s
 
 
 @on_ranks(2, [{-2.5}] * 2)
-def test_skip_is_refused_after_backward_and_works_before_it(world):
+def test_skip_raises_after_backward_and_works_before(world):
     run = Ones(world)
     run.steps(1)
     run.optimizer.zero_grad()
@@ -292,7 +292,7 @@ def test_skip_is_refused_after_backward_and_works_before_it(world):
 
 @pytest.mark.parametrize("what", ["mean_model", "checkpoint", "finish"])
 @on_ranks(2, [{-1.0}] * 2)
-def test_what_all_do_together_is_refused_between_backward_and_step(world, what, tmp_path):
+def test_collective_calls_between_backward_and_step_raise(world, what, tmp_path):
     run = Ones(world)
     run.backward()
     action = {
@@ -312,7 +312,7 @@ def test_what_all_do_together_is_refused_between_backward_and_step(world, what, 
 @pytest.mark.filterwarnings("ignore:partreduce. the gradients of step")
 @SYNCS
 @on_ranks(2, [{-2.0}] * 2)
-def test_load_state_dict_gives_up_what_backward_has_sent(world, sync):
+def test_load_state_dict_discards_gradients_sent_by_backward(world, sync):
     run = Ones(world, sync=sync)
     run.backward()
     run.optimizer.load_state_dict(run.optimizer.state_dict())
@@ -321,7 +321,7 @@ def test_load_state_dict_gives_up_what_backward_has_sent(world, sync):
 
 
 @on_ranks(2, [{-1.5 - 1.0 - 1.5}] * 2)
-def test_closures_average_gradients_and_a_retained_graph_go_with_layers(world):
+def test_layers_support_closures_average_gradients_and_retained_graphs(world):
     run = Ones(world, number=1.0 + world.rank)
     model, optimizer = run.model, run.optimizer
     assert optimizer.step(lambda: run.backward() or 5.0) == 5.0
@@ -352,7 +352,7 @@ def test_workers_without_data_send_zeros_in_the_same_order(world, sync):
 
 
 @on_ranks(2, [(3, [-1.0, -1.0, 0.0])] * 2)
-def test_frozen_layers_hold_up_nothing(world):
+def test_frozen_layers_do_not_delay_sending(world):
     run = Ones(world, (64, 64, 64))
     run.model.weights[2].requires_grad_(requires_grad=False)
     started, restore = launches(run.optimizer)

@@ -103,7 +103,7 @@ def files_in_mid_run(name, world):
 @pytest.mark.filterwarnings("ignore:.*mean of all")
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_files_of_models_in_mid_run_are_loaded_where_partreduce_is_not_installed(ranks, tmp_path):
+def test_models_saved_mid_run_load_without_partreduce(ranks, tmp_path):
     for name in STRATEGIES:
         for files, others in ranks.run(2, lambda world: files_in_mid_run(name, world)):  # noqa: B023 - called here
             for file, data in (files | others).items():
@@ -116,7 +116,7 @@ def test_files_of_models_in_mid_run_are_loaded_where_partreduce_is_not_installed
 
 
 @pytest.mark.parametrize("name", ["gradients", "parameters", "parameters with delay"])
-def test_a_deep_copy_is_neither_averaged_nor_watched(ranks, name):
+def test_deep_copy_is_neither_averaged_nor_checked(ranks, name):
     def work(world):
         model, inputs = network(name), inputs_of(name, world.rank)
         schedule = Schedule(name, TWO, STRATEGIES[name])
@@ -157,7 +157,7 @@ def test_a_deep_copy_is_neither_averaged_nor_watched(ranks, name):
 
 
 @on_ranks(2)
-def test_a_copy_of_the_plain_optimizer_steps_without_the_schedule(world):
+def test_copied_plain_optimizer_steps_without_the_schedule(world):
     model = network("")
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     attached = partreduce.attach(plain, model, Schedule("s", TWO, st.AllReduce()), world=world, timeout=60)
@@ -175,7 +175,7 @@ class Words(torch.nn.Embedding):
 
 
 @pytest.mark.parametrize("way", [st.Placement.GATHER, st.Placement.SHARDED])
-def test_a_module_with_a_table_is_pickled_as_the_user_made_it_where_this_worker_has_all_rows(ranks, way):
+def test_module_with_a_complete_table_pickles_as_the_original_class(ranks, way):
     def work(world):
         model = torch.nn.Sequential(Words(20, 4), torch.nn.Linear(4, 1))
         strategy = st.AllReduce(payload=st.Payload(tables=(replace(TABLE, way=way),)))

@@ -60,7 +60,7 @@ SYNCS = pytest.mark.parametrize("sync", [st.Synchronous(), st.DelayedAveraging()
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
-def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
+def test_loading_a_model_starts_a_new_common_reference(ranks):
     """Also where each worker loads another model: worker 0's is the reference then, and the mean is right."""
 
     def work(world):
@@ -82,7 +82,7 @@ def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch, apart):
+def test_start_is_broadcast_only_if_workers_differ(ranks, monkeypatch, apart):
     """The broadcast at the start of a run has made them equal; who changes a model after it is found by its digest."""
     broadcasts, starting = [], set()
     original = Communicator.broadcast
@@ -111,7 +111,7 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
-def test_a_model_that_is_loaded_alone_is_refused(ranks):
+def test_loading_only_the_model_raises(ranks):
     def work(world):
         job = Job(world, nested_groups()).train(1)
         job.model.load_state_dict(job.model.state_dict())
@@ -123,7 +123,7 @@ def test_a_model_that_is_loaded_alone_is_refused(ranks):
 
 @SYNCS
 @pytest.mark.parametrize("field", ["round", "starts"])
-def test_workers_with_different_references_end_in_an_error_that_names_them(ranks, sync, field):
+def test_differing_references_raise_an_error_that_names_them(ranks, sync, field):
     def work(world):
         job = Job(world, nested_groups(sync=sync), timeout=60)
         part = job.optimizer.runner.parts[0]
@@ -151,7 +151,7 @@ def test_workers_with_different_references_end_in_an_error_that_names_them(ranks
     assert any("measure their parameters from another reference than this worker's" in text for text, _ in results)
 
 
-def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
+def test_load_state_dict_on_one_worker_fails_all_workers(ranks):
     def work(world):
         job = Job(world, nested_groups(), timeout=60).train(4)
         if world.rank == 1:
@@ -164,7 +164,7 @@ def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
 
 
 @on_ranks(4, [[(2, False), (4, True)] * 2] * 4)
-def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed(world):
+def test_across_nodes_codec_averages_plain_parameters_within_a_node(world):
     transport = st.Transport(
         algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, where=st.CodecScope.ACROSS_NODES
     )
@@ -181,7 +181,7 @@ def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed
 
 
 @on_ranks(4)
-def test_what_cannot_go_with_it_is_refused(world):
+def test_parameter_codecs_reject_initial_keep_and_schedule_averager(world):
     plan = nested_groups()
     model = torch.nn.Linear(2, 1)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)

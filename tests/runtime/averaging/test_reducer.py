@@ -37,7 +37,7 @@ def make_groups(world, groups):
             world.create(group.members)
 
 
-def test_several_operations_are_under_way_and_each_is_committed_from_arrays_of_its_own(ranks):
+def test_concurrent_operations_use_separate_arrays(ranks):
     def work(world):
         make_groups(world, [EVERYONE])
         reducer = reducer_of(world)
@@ -100,7 +100,7 @@ def test_two_threads_run_operations_on_two_communicators(world, tmp_path):
 
 
 @on_ranks(N, [2] * N, fresh=True)
-def test_when_one_thread_fails_the_other_learns_it(world):
+def test_failure_in_one_thread_fails_the_other(world):
     """Both operations' groups are destroyed at once, no matter which of the two notices first."""
     pair = Group((world.rank // 2 * 2, world.rank // 2 * 2 + 1))
     make_groups(world, [pair, EVERYONE])
@@ -125,7 +125,7 @@ def test_when_one_thread_fails_the_other_learns_it(world):
 
 
 @on_ranks(N)
-def test_only_a_wait_that_took_the_timeout_is_reported_with_its_length(world):
+def test_only_an_expired_timeout_is_reported_with_its_seconds(world):
     """A cut link ends earlier, by the kernel's own limit, which has nearly the same words."""
     make_groups(world, [EVERYONE])
     reducer = reducer_of(world)
@@ -158,14 +158,14 @@ def flying(*outcomes, turn=1):
     return Flight(turn=turn, step=0, round=0, start=start, group=BOTH), done
 
 
-def test_a_synchronous_operation_begins_where_it_is_waited_for_and_was_never_in_the_queue():
+def test_synchronous_operation_starts_in_wait_and_is_never_queued():
     membership, (flight, done) = FixedMembership((0, 1)), flying()
     assert membership.wait(flight) is flight
     assert done == ["began {0,1}", "waited"]
     assert not membership.flights
 
 
-def test_an_operation_of_a_worker_that_rests_has_no_sums():
+def test_operation_of_an_idle_worker_has_no_sums():
     membership, (flight, done) = FixedMembership((0, 1)), flying()
     flight.group = None
     membership.begin(flight)
@@ -175,7 +175,7 @@ def test_an_operation_of_a_worker_that_rests_has_no_sums():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), PeerFailedError("gone")])
-def test_an_interrupted_wait_for_a_checkpoint_keeps_the_operation(error):
+def test_interrupted_settle_keeps_the_operation_in_flight(error):
     membership, (flight, done) = FixedMembership((0, 1)), flying(error)
     membership.begin(flight)
     with pytest.raises(type(error)):
@@ -186,7 +186,7 @@ def test_an_interrupted_wait_for_a_checkpoint_keeps_the_operation(error):
     assert done == ["began {0,1}", "waited"], "once"
 
 
-def test_what_all_members_refuse_is_no_more_in_flight():
+def test_operation_rejected_by_all_members_leaves_the_queue():
     membership, (flight, _) = FixedMembership((0, 1)), flying(InputError("settings differ"))
     membership.begin(flight)
     with pytest.raises(InputError):
@@ -194,7 +194,7 @@ def test_what_all_members_refuse_is_no_more_in_flight():
     assert not membership.flights
 
 
-def test_what_cannot_begin_is_not_in_flight():
+def test_operation_that_fails_to_start_is_not_queued():
     membership = FixedMembership((0, 1))
     flight = Flight(turn=1, step=0, round=0, start=lambda *_: 1 / 0, group=BOTH)
     with pytest.raises(ZeroDivisionError):
@@ -202,7 +202,7 @@ def test_what_cannot_begin_is_not_in_flight():
     assert not membership.flights
 
 
-def test_dropping_waits_for_all_and_gives_their_arrays_back():
+def test_drop_waits_for_all_operations_and_releases_their_arrays():
     membership, both = FixedMembership((0, 1)), [flying(turn=turn) for turn in (1, 2)]
     for flight, _ in both:
         membership.begin(flight)
@@ -222,7 +222,7 @@ def make_linear(world, num_workers, strategy):
     return model, wrap(world, model, strategy)
 
 
-def test_two_places_of_one_gathering_and_of_the_next_are_told_apart(ranks):
+def test_exchanges_of_one_gathering_and_of_the_next_stay_separate(ranks):
     """A fast worker comes to the second place while the slow one's words of the first are still there."""
     hearts = {}
 
@@ -248,7 +248,7 @@ def test_two_places_of_one_gathering_and_of_the_next_are_told_apart(ranks):
     assert ranks.run(2, run) == [expected] * 2
 
 
-def test_a_checkpoint_after_different_rounds_is_refused_on_all_workers_with_the_rounds(ranks, tmp_path):
+def test_checkpoint_after_differing_rounds_raises_on_all_workers(ranks, tmp_path):
     """Two pairs that never wait for one another may come after different numbers of rounds."""
 
     def run(world):

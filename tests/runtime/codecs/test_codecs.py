@@ -47,7 +47,7 @@ def roundtrip(values, block, name="int8"):
 
 @pytest.mark.parametrize("codec", LEVELS)
 @pytest.mark.parametrize("first", range(0, DRAWS, 150))
-def test_codecs_of_blocks_have_the_models_bits_and_keep_the_bound_exactly(first, codec):
+def test_block_codecs_match_the_numpy_model_and_the_error_bound(first, codec):
     for seed in range(first, min(first + 150, DRAWS)):
         rng = np.random.default_rng(seed)
         length, block = int(rng.integers(1, 700)), int(rng.choice([1, 2, 7, 64, 256, 1000]))
@@ -72,7 +72,7 @@ def test_codecs_of_blocks_have_the_models_bits_and_keep_the_bound_exactly(first,
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-def test_a_block_with_what_is_not_finite_is_nan_and_the_others_are_not(bad):
+def test_non_finite_value_makes_only_its_block_nan(bad):
     values = np.linspace(-3, 3, 100).astype(np.float32)
     values[37] = bad
     _, result = roundtrip(values, 16)
@@ -80,7 +80,7 @@ def test_a_block_with_what_is_not_finite_is_nan_and_the_others_are_not(bad):
     assert np.isfinite(np.delete(result, slice(32, 48))).all()
 
 
-def test_zeros_stay_zeros_and_so_do_blocks_of_almost_nothing():
+def test_zeros_and_tiny_blocks_decode_to_zero():
     values = np.zeros(64, np.float32)
     values[32:] = np.float32(2.0**-120)
     code, result = roundtrip(values, 32)
@@ -92,7 +92,7 @@ def test_zeros_stay_zeros_and_so_do_blocks_of_almost_nothing():
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec.rounds])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_frames_hold_numbers_of_any_dtype_and_have_the_stated_bytes(codec, dtype):
+def test_frames_accept_any_float_dtype_and_have_the_stated_size(codec, dtype):
     values = torch.randn(1001, generator=torch.Generator().manual_seed(5)).to(dtype)
     coding = Coding(Transport(codec=codec))
     code = encode_values(values, coding, "place")
@@ -102,7 +102,7 @@ def test_frames_hold_numbers_of_any_dtype_and_have_the_stated_bytes(codec, dtype
 
 
 @pytest.mark.parametrize("codec", ["float16", "bfloat16"])
-def test_sixteen_bits_keep_their_bound(codec):
+def test_16_bit_codecs_keep_their_error_bound(codec):
     """To the largest number of a codec's range, and through the subnormal ones."""
     rng = np.random.default_rng(3)
     values = np.concatenate([adversarial(rng, 500) for _ in range(40)])
@@ -114,7 +114,7 @@ def test_sixteen_bits_keep_their_bound(codec):
         assert off <= UNIT_ROUNDOFF[codec] * abs(Fraction(before)) + UNDERFLOW[codec]
 
 
-def test_what_is_left_over_is_added_to_the_next_numbers():
+def test_error_feedback_adds_the_residual_to_the_next_values():
     """With feedback, what came out of many roundings differs from what went in by one rounding's leftover."""
     coding = Coding(Transport(codec=Codec.INT8, error_feedback=True), leftovers=Leftovers())
     rng = np.random.default_rng(2)
@@ -130,7 +130,7 @@ def test_what_is_left_over_is_added_to_the_next_numbers():
     assert coding.leftovers.state()["place"].tolist() == [0.0, 0.5]
 
 
-def test_what_a_checkpoint_gave_back_lies_in_host_memory_and_is_added_on_the_device():
+def test_loaded_residuals_are_added_on_the_device():
     left = Leftovers()
     left.load({"place": torch.ones(3)})
     left.add_to("place", values := torch.zeros(3, device="meta"))
@@ -138,7 +138,7 @@ def test_what_a_checkpoint_gave_back_lies_in_host_memory_and_is_added_on_the_dev
     assert left.state()["place"].device.type == "meta"
 
 
-def test_codings_remember_nothing_without_feedback_and_put_back_what_they_gave():
+def test_codings_save_and_load_residuals_only_with_feedback():
     assert Codings.of(Transport(), 2) is None
     plain = Codings.of(Transport(codec=Codec.BFLOAT16), 2)
     assert plain.state() == {}
@@ -153,7 +153,7 @@ def test_codings_remember_nothing_without_feedback_and_put_back_what_they_gave()
     assert fed_back.state()["feedback/1/flat sum"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_bounds_of_sums_grow_as_their_derivation_says():
+def test_sum_error_bounds_scale_as_derived():
     one = rounding_error("int8")
     flat = coded_sums.sum_error("int8", 16)
     assert 2 * one < flat.relative < 2 * one + one**2 + Fraction(1, 2**18), "two roundings, whatever the members"

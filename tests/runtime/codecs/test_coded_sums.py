@@ -138,7 +138,7 @@ def check(case, answers):
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))
-def test_random_groups_have_the_models_bits_on_all_members_and_keep_the_bound(ranks, first):
+def test_random_groups_match_the_numpy_model_and_the_error_bound(ranks, first):
     by_size = {}
     for seed in range(first, min(first + CHUNK, CASES)):
         case = draw(seed)
@@ -162,7 +162,7 @@ STAGES = [("ring", stage) for stage in range(4)] + [("hierarchical", stage) for 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("algorithm", "stage"), STAGES if CASES > 1000 else [STAGES[1], STAGES[3], STAGES[8]])
-def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(driver, algorithm, stage):
+def test_worker_killed_in_any_stage_is_named_and_partial_sums_are_dropped(driver, algorithm, stage):
     answer = driver.run(f"killed in {algorithm} {stage}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     assert set(answer["errors"]) == {0, 1, 2}
@@ -186,7 +186,7 @@ def flat_groups(world, transport, cluster):
     return ours, ours.everyone()
 
 
-def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
+def test_destroying_a_group_fails_coded_sums_on_all_members(ranks):
     transport = st.Transport(codec=st.Codec.INT8)
 
     def work(world):
@@ -209,7 +209,7 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
     ranks.run(3, work)
 
 
-def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monkeypatch):
+def test_long_tensors_keep_an_error_feedback_residual_for_each_part(ranks, monkeypatch):
     """Five parts of a hierarchical sum: with feedback the mean of many sums comes near the exact sum."""
     monkeypatch.setattr(multistage_allreduce, "LARGEST_PART", 4096)
     transport = st.Transport(
@@ -243,7 +243,7 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
 
 @pytest.mark.parametrize("codec", [st.Codec.INT8, st.Codec.FLOAT16])
 @pytest.mark.parametrize("algorithm", [st.AllReduceAlgorithm.RING, st.AllReduceAlgorithm.HIERARCHICAL])
-def test_a_tensor_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algorithm, codec):
+def test_tensor_sent_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algorithm, codec):
     """Nine parts, of which several are under way at the same time."""
     monkeypatch.setattr(multistage_allreduce, "LARGEST_PART", 4096)
     block = 64 if codec is st.Codec.INT8 else 1
@@ -270,7 +270,7 @@ def test_a_tensor_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algorit
             assert (tensor == model).any(axis=0).all()
 
 
-def test_while_one_part_is_on_its_way_the_next_ones_are_worked_on():
+def test_parts_are_pipelined_through_the_stages():
     """At most as many are under way as have stages, and all members do the same in the same order."""
     said = []
 
@@ -285,7 +285,7 @@ def test_while_one_part_is_on_its_way_the_next_ones_are_worked_on():
     assert said == [one for step in steps for one in step]
 
 
-def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):
+def test_across_nodes_scope_leaves_sums_within_a_node_exact(ranks):
     transport = st.Transport(
         algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, where=st.CodecScope.ACROSS_NODES
     )
@@ -313,7 +313,7 @@ def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):
 
 
 @on_ranks(2, [[{2.0}, {4.0}]] * 2, fresh=True)
-def test_second_communicators_count_in_the_budget(world):
+def test_second_communicators_count_toward_the_group_limit(world):
     world.max_groups = 1
     world.prepare(Schedule("plain", Cluster.regular(1, 2), st.AllReduce()))
     with pytest.raises(InputError, match="puts this worker into 2 distinct groups"):

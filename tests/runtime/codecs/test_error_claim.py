@@ -81,7 +81,7 @@ def decoded_means(ranks, transport, given):
 
 
 @pytest.mark.parametrize("transport", IN_16 + IN_8, ids=str)
-def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bits(ranks, transport):
+def test_decoded_means_are_bitwise_equal_and_within_the_claimed_error(ranks, transport):
     schedule = Schedule("coded", CLUSTER, st.AllReduce(transport=transport))
     entry = prove(schedule)["codec-error"].numbers
     relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
@@ -102,7 +102,7 @@ def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bi
     [transport for transport in IN_16 if transport.algorithm is st.AllReduceAlgorithm.HIERARCHICAL],
     ids=str,
 )
-def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, transport):
+def test_16_bit_error_does_not_grow_with_workers_per_node(ranks, transport):
     """Added to a 1 each of the others would vanish: they add up to what counts before anybody rounds."""
     unit = float(coded_sums.UNIT_ROUNDOFF[transport.codec.value])
     cluster = Cluster.regular(2, 4)
@@ -144,7 +144,7 @@ def rounds_of(world, schedule, pushes):
 
 
 @pytest.mark.parametrize("transport", [IN_16[0], IN_16[5], IN_8[0], IN_8[2], IN_8[3]], ids=str)
-def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_reference(ranks, transport):
+def test_parameter_mean_error_is_relative_to_progress_since_the_reference(ranks, transport):
     schedule = Schedule("coded", CLUSTER, st.AllReduce(steps_per_round=2, transport=transport))
     entry = prove(schedule)["codec-error"].numbers
     relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
@@ -167,7 +167,7 @@ def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_refer
 
 
 @pytest.mark.parametrize("transport", IN_16 + IN_8, ids=str)
-def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(transport):
+def test_claim_is_no_looser_than_the_codec_error_bound(transport):
     """`topo.codec_numbers` follows the stages by another lemma of summation, whose bound is a little larger."""
     for num_nodes, on_each in ((2, 2), (4, 4), (3, 1), (9, 8)):
         schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), st.AllReduce(transport=transport))
@@ -184,7 +184,7 @@ def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(transport):
 
 
 @pytest.mark.parametrize("codec", [st.Codec.FLOAT16, st.Codec.BFLOAT16, st.Codec.INT8])
-def test_a_server_claims_two_roundings_and_what_they_cost(codec):
+def test_server_claims_two_roundings_and_their_error(codec):
     schedule = Schedule("s", CLUSTER, st.Server(transport=st.Transport(codec=codec)))
     proof = prove(schedule)
     witness = proof["codec-error"].witness
@@ -198,7 +198,7 @@ def test_a_server_claims_two_roundings_and_what_they_cost(codec):
     assert "equal-replicas" not in prove(Schedule("s", CLUSTER, st.Server(synchronous=False)))
 
 
-def test_the_form_that_a_fact_takes_a_group_to_have_is_the_one_that_runs():
+def test_checker_and_runtime_agree_on_the_stages_of_a_group():
     chance = random.Random(4)
     seen = set()
     for _ in range(100):

@@ -101,7 +101,7 @@ WITHOUT_REFERENCE = ("float16", "bfloat16 across", "int8 across", "int8 hierarch
     ("name", "hosts"),
     [*((name, None) for name in WITHOUT_REFERENCE), *((name, (1, 3)) for name in ("float16", "int8 feedback"))],
 )
-def test_replicas_stay_equal_and_losses_near_also_where_servers_carry_codes_both_ways(ranks, plain_losses, name, hosts):
+def test_codecs_keep_replicas_equal_and_losses_close(ranks, plain_losses, name, hosts):
     transport = TRANSPORTS[name]
     plan = plan_of(transport) if hosts is None else plan_of(transport, st.Server, hosts=hosts)
     results = ranks.run(MEMBERS, lambda world: train(world, plan))
@@ -112,7 +112,7 @@ def test_replicas_stay_equal_and_losses_near_also_where_servers_carry_codes_both
 
 
 @pytest.mark.parametrize("strategy", [st.AllReduce, st.Server])
-def test_a_finite_gradient_beyond_float16_is_refused_on_all_workers(ranks, strategy):
+def test_finite_gradient_beyond_float16_raises_on_all_workers(ranks, strategy):
     """Rank 2's gradient of the last bias leaves the range; everybody hears of it, and it hears which number it was."""
 
     def work(world):
@@ -134,7 +134,7 @@ def test_a_finite_gradient_beyond_float16_is_refused_on_all_workers(ranks, strat
         assert "\n" not in str(error)
 
 
-def test_a_sum_that_leaves_the_range_on_its_way_is_refused_too(ranks):
+def test_partial_sum_beyond_float16_raises(ranks):
     """Every share is in the range; their sum is not."""
 
     def work(world):
@@ -149,7 +149,7 @@ def test_a_sum_that_leaves_the_range_on_its_way_is_refused_too(ranks):
 
 @pytest.mark.parametrize("name", ["float16", "int8", "int8 feedback", "int8 across"])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_infinite_gradients_of_a_scaler_travel_and_all_skip_the_step(ranks, name, bad):
+def test_infinite_scaled_gradients_skip_the_step_on_all_workers(ranks, name, bad):
     def work(world):
         training = Training(world, plan_of(TRANSPORTS[name]))
         training.steps(0, 2)
@@ -171,7 +171,7 @@ def test_infinite_gradients_of_a_scaler_travel_and_all_skip_the_step(ranks, name
     assert bool(torch.isfinite(answers[0]).all())
 
 
-def test_workers_with_other_codecs_are_named(ranks):
+def test_differing_codecs_fail_the_handshake_with_the_rank(ranks):
     def work(world):
         return train(world, plan_of(st.Transport()), codec="int8" if world.rank == 1 else "bfloat16")
 
@@ -181,7 +181,7 @@ def test_workers_with_other_codecs_are_named(ranks):
 
 
 @on_ranks(MEMBERS)
-def test_the_argument_overrides_the_schedule(world):
+def test_codec_argument_overrides_the_schedule(world):
     asked = train(world, plan_of(st.Transport()), 3, codec="float16")
     planned = train(world, plan_of(TRANSPORTS["float16"]), 3)
     plain = train(world, plan_of(TRANSPORTS["float16"]), 3, codec="none")
@@ -219,7 +219,7 @@ ON_REQUEST = st.DynamicGroups(group_size=4, division=st.GroupSplit.GLOBAL)
         (plan_of(TRANSPORTS["int8 across"]), (None, CPU), InputError, "leave algorithm out"),
     ],
 )
-def test_codecs_that_cannot_run_are_refused_in_a_line(monkeypatch, plan, asked, kind, text):
+def test_unsupported_codecs_raise_in_one_line(monkeypatch, plan, asked, kind, text):
     monkeypatch.setenv("PARTREDUCE_CUDA_OVER_GLOO", "1")
     with pytest.raises(kind, match=text) as refusal:
         with_codec(plan, st.AllReduceAlgorithm.RING, *asked)

@@ -18,7 +18,7 @@ def schedule(steps_per_round, n=3):
     return Schedule("unequal", Cluster.regular(1, n), static_groups(n, [range(n)], steps_per_round=steps_per_round))
 
 
-def test_shares_are_disjoint_proportional_to_steps_per_round_and_fill_equal_rounds():
+def test_shares_are_disjoint_and_proportional_to_steps_per_round():
     rng = random.Random(1)
     for _ in range(100):
         n = rng.randint(2, 5)
@@ -39,7 +39,7 @@ def test_shares_are_disjoint_proportional_to_steps_per_round_and_fill_equal_roun
         assert size - len(flat) < samplers[0].per_round
 
 
-def test_epochs_differ_repeat_and_leave_out_different_samples():
+def test_shuffled_order_depends_only_on_the_epoch():
     sampler = RoundSampler(list(range(103)), schedule(2), 5, rank=1)
     orders = []
     for epoch in (0, 1, 0):
@@ -51,7 +51,7 @@ def test_epochs_differ_repeat_and_leave_out_different_samples():
     assert list(plain)[:10] == list(range(10))
 
 
-def test_resuming_in_mid_epoch_gives_the_rest():
+def test_resume_mid_epoch_yields_the_remaining_samples():
     sampler = RoundSampler(100, schedule((1, 2, 1)), 4, rank=1)
     sampler.set_epoch(2)
     whole = list(sampler)
@@ -65,7 +65,7 @@ def test_resuming_in_mid_epoch_gives_the_rest():
     assert len(sampler) == len(whole)
 
 
-def test_workers_of_different_steps_per_round_end_at_the_same_round_in_a_real_run():
+def test_workers_with_unequal_steps_per_round_end_at_the_same_round():
     plan = schedule((1, 3, 2))
     data = torch.utils.data.TensorDataset(torch.arange(130.0).view(-1, 1))
 
@@ -115,13 +115,13 @@ def deal(plan, rank):
 
 
 @pytest.mark.parametrize("loader_of", [even, stream, deal])
-def test_a_loop_over_batches_ends_all_workers_at_the_same_round_whatever_their_steps_per_round(loader_of):
+def test_optimizer_batches_ends_all_workers_at_the_same_round(loader_of):
     """Loaders of ten batches each give three rounds of up to three; a RoundSampler has done so already."""
     train = partial(train_by, loader_of=loader_of, loop=DistributedOptimizer.batches)
     assert ThreadRanks(3).run(3, train) == [(6, 6), (6, 18), (6, 12)]
 
 
-def test_a_loop_that_ignores_the_steps_per_round_is_told_of_them_and_of_the_loop_that_works():
+def test_loop_that_ignores_steps_per_round_raises_with_advice():
     errors = ThreadRanks(3).run(
         3, partial(train_by, loader_of=even, loop=lambda _, loader: loader), catch=PeerFailedError
     )
@@ -129,7 +129,7 @@ def test_a_loop_that_ignores_the_steps_per_round_is_told_of_them_and_of_the_loop
     assert all(told in str(error) for error in errors)
 
 
-def test_a_mean_model_that_one_worker_enters_alone_is_named_as_that_beside_the_steps_per_round():
+def test_mean_model_on_one_worker_raises_with_advice_on_the_call():
     """Its loop is right, so that advice about the loop alone led nowhere."""
 
     def run(world):
@@ -153,7 +153,7 @@ def test_a_mean_model_that_one_worker_enters_alone_is_named_as_that_beside_the_s
         ({"data": 100, "batch_size": 1, "rank": 3}, "has ranks 0..2"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(arguments, words):
+def test_invalid_sampler_arguments_raise(arguments, words):
     with pytest.raises(InputError, match=words):
         RoundSampler(schedule=Schedule("s", Cluster.regular(1, 3), AllReduce()), **{"rank": 0, **arguments})
 
@@ -163,7 +163,7 @@ class Endless(torch.utils.data.IterableDataset):
         return iter(range(6))
 
 
-def test_a_loader_of_an_iterable_data_set_has_no_length_and_is_taken_whole():
+def test_loader_of_an_iterable_dataset_has_no_sampler():
     """Once `'_InfiniteConstantSampler' has no len()`."""
     loader = torch.utils.data.DataLoader(Endless(), batch_size=2)
     assert sampler_of(loader) is None
@@ -182,41 +182,41 @@ def samples_seen(views, *, samples, per_step=2, worker_steps=(1, 1, 1, 1), start
     return [sample for _, hands in rounds for own in hands.values() for sample in own], rounds
 
 
-def test_without_a_loss_rounds_are_dealt_by_rank_and_steps_per_round():
+def test_samples_are_assigned_by_rank_and_steps_per_round():
     _, rounds = samples_seen([(-1, ALL)], samples=22, worker_steps=(1, 2, 1, 1), start=5)
     assert rounds[0] == (5, {0: [0, 1], 1: [2, 3, 4, 5], 2: [6, 7], 3: [8, 9]})
     assert [round_ for round_, _ in rounds] == [5, 6]
 
 
-def test_the_samples_of_a_worker_that_is_lost_are_dealt_again_in_the_next_round():
+def test_samples_of_a_lost_worker_are_reassigned_in_the_next_round():
     _, rounds = samples_seen([(-1, ALL), (1, (0, 1, 3))], samples=30)
     assert rounds[1] == (1, {0: [8, 9], 1: [10, 11], 3: [14, 15]})
     assert rounds[2] == (2, {0: [12, 13], 1: [16, 17], 3: [18, 19]})
 
 
-def test_who_joins_takes_one_step_in_its_first_round_and_a_whole_share_from_then_on():
+def test_joining_worker_takes_one_step_and_then_full_shares():
     _, rounds = samples_seen([(-1, (0, 1)), (1, (0, 1, 2))], samples=40, worker_steps=(2, 2, 2), per_step=1)
     assert rounds[1] == (1, {0: [4, 5], 1: [6, 7], 2: [8]})
     assert rounds[2] == (2, {0: [9, 10], 1: [11, 12], 2: [13, 14]})
 
 
-def test_a_loss_and_a_join_in_one_round_pass_the_samples_on():
+def test_loss_and_join_in_one_round_reassign_the_samples():
     _, rounds = samples_seen([(-1, (0, 1, 2)), (0, (0, 1)), (0, (0, 1, 2))], samples=12)
     assert rounds[0] == (0, {0: [0, 1], 1: [2, 3], 2: [4, 5]})
 
 
-def test_views_of_earlier_epochs_say_who_begins_this_one():
+def test_views_of_earlier_epochs_give_the_initial_members():
     _, rounds = samples_seen([(-1, ALL), (2, (0, 1, 3)), (7, (0, 3))], samples=12, start=4)
     assert rounds[0] == (4, {0: [0, 1], 1: [2, 3], 3: [4, 5]})
 
 
-def test_where_too_few_are_left_one_that_joins_repeats_the_first_ones():
+def test_joining_worker_repeats_the_first_samples_if_too_few_remain():
     _, rounds = samples_seen([(-1, (0, 1)), (1, (0, 1, 2))], samples=9)
     assert rounds[1] == (1, {0: [4, 5], 1: [6, 7], 2: [8, 0]})
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_over_any_losses_and_joins_every_sample_is_seen_once_but_for_less_than_a_round(seed):
+def test_random_losses_and_joins_use_each_sample_once(seed):
     draws = random.Random(seed)
     size, per_step = draws.randint(2, 6), draws.randint(1, 3)
     worker_steps = [draws.randint(1, 3) for _ in range(size)]

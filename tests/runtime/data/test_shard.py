@@ -21,14 +21,14 @@ def second_of_three(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor, lambda x: torch.tensor(x).reshape(-1, 1)])
-def test_samples_are_strided_and_sequences_contiguous(make):
+def test_shard_is_strided_by_default_and_contiguous_on_request(make):
     data = make([float(x) for x in range(11)])
     assert [float(x) for x in shard_dataset(data)] == [1, 4, 7]
     assert [float(x) for x in shard_dataset(data, order="contiguous")] == [3, 4, 5]
     assert type(shard_dataset(data)) is type(data)
 
 
-def test_a_text_and_a_dataset():
+def test_strings_and_datasets_are_sharded():
     assert shard_dataset("hello world!") == "o wo"
     assert shard_dataset(b"hello world!") == b"o wo"
     data = TensorDataset(torch.arange(11))
@@ -38,7 +38,7 @@ def test_a_text_and_a_dataset():
     assert [int(x) for (x,) in shard_dataset(data, order="contiguous")] == [3, 4, 5]
 
 
-def test_neighbors_in_a_sequence_stay_neighbors():
+def test_contiguous_shard_keeps_neighboring_tokens():
     """A bigram model learns from pairs of neighbors: every pair of a contiguous part is one of the text's."""
     tokens = torch.randint(50, (999,), generator=torch.Generator().manual_seed(1))
     pairs = set(itertools.pairwise(tokens.tolist()))
@@ -47,7 +47,7 @@ def test_neighbors_in_a_sequence_stay_neighbors():
 
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array])
-def test_integers_that_may_be_a_text_are_warned_of(make):
+def test_integer_sequences_without_an_order_warn(make):
     tokens = make(list(range(12)))
     with pytest.warns(UserWarning, match="say order='strided' or order='contiguous'"):
         shard_dataset(tokens)
@@ -74,11 +74,11 @@ class Endless(IterableDataset):
         ([1, 2], "2 elements are fewer than the 3 workers"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_in_one_line(data, words):
+def test_unshardable_data_raises(data, words):
     with pytest.raises(InputError, match=words):
         shard_dataset(data)
 
 
-def test_an_unknown_order_is_refused():
+def test_unknown_order_raises():
     with pytest.raises(InputError, match="'random' is not one of strided, contiguous"):
         shard_dataset([1, 2, 3], order="random")

@@ -48,7 +48,7 @@ def schedule(tmp_path):
     return tmp_path / "g.json"
 
 
-def test_a_worker_that_dies_between_two_groups_holds_nobody_up_once_the_launcher_says_so():
+def test_reported_death_between_groups_unblocks_the_service():
     """It was done with its group and had not said so: by itself the service would wait for its lease."""
     said, found = [], []
     two = replace(FOUR_ON_ONE_NODE, nodes=(0, 0), group_size=2)
@@ -72,7 +72,7 @@ def test_a_worker_that_dies_between_two_groups_holds_nobody_up_once_the_launcher
         until(lambda: clients[0].failed == {1})
 
 
-def test_a_generator_process_hears_of_failures_and_says_whom_it_evicts_also_after_a_restart(schedule):
+def test_generator_process_keeps_failures_and_evictions_across_a_restart(schedule):
     with generator_process(schedule) as generator:
         address, key = generator.environment.values()
         here, silent = (GeneratorClient(address, key, rank, timeout=8.0, retry=0.05) for rank in (0, 2))
@@ -99,7 +99,7 @@ class Lines(list):
 
 
 @pytest.mark.parametrize("most", range(4))
-def test_so_many_may_fail_and_the_generator_hears_of_each(most):
+def test_failures_are_tolerated_up_to_the_limit_and_reported(most):
     heard, sent = [], []
     workers = [
         SimpleNamespace(rank=rank, code=None, signal=lambda number, rank=rank: sent.append((rank, number)))
@@ -136,7 +136,7 @@ RUNS = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize("what", RUNS)
-def test_a_run_continues_after_as_many_failures_as_may_be_and_ends(schedule, tmp_path, what):
+def test_run_continues_up_to_the_tolerated_failures(schedule, tmp_path, what):
     options, job, code, finished = RUNS[what]
     (script := tmp_path / "train.py").write_text(SCRIPT)
     done = WARM.run("partreduce", "run", "--schedule", schedule, *options, script, *job, timeout=120)
@@ -148,7 +148,7 @@ def test_a_run_continues_after_as_many_failures_as_may_be_and_ends(schedule, tmp
     ("host", "reached", "listens"),
     [("127.0.0.1", "127.0.0.1", "127.0.0.1"), ("::1", "[::1]", "[::1]"), ("node0", "node0", "0.0.0.0")],
 )
-def test_workers_find_it_where_they_reach_the_node(schedule, host, reached, listens):
+def test_generator_address_uses_the_host_that_workers_reach(schedule, host, reached, listens):
     """Whatever that name means on the node itself."""
     with generator_process(schedule, host) as process:
         port = process.environment["PARTREDUCE_GENERATOR"].rpartition(":")[2]

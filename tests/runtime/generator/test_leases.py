@@ -34,14 +34,14 @@ def ask_all(service, clients):
     until(lambda: min(service.state.requests[: len(clients)]) >= 0)
 
 
-def test_a_timeout_below_the_lease_is_refused_in_one_line(start_service):
+def test_timeout_below_the_lease_raises(start_service):
     with clients_of(start_service(10.0), 1, timeout=5.0) as (client,):
         client.begin()
         with pytest.raises(InputError, match=r"timeout of 5 s is below the lease of 10 s.* raise the timeout or lower"):
             client.group()
 
 
-def test_the_lease_is_a_part_of_the_timeout_that_the_workers_say(start_service):
+def test_lease_scales_with_the_timeout_of_the_workers(start_service):
     """A silence after which a run that waits for eight seconds gives a worker up is nothing to one of ten minutes."""
     services = [start_service(None), start_service(None)]
     with clients_of(services[0], timeout=8.0) as brief, clients_of(services[1], timeout=600.0) as patient:
@@ -53,7 +53,7 @@ def test_the_lease_is_a_part_of_the_timeout_that_the_workers_say(start_service):
         assert "dead" not in services[1].state.status
 
 
-def test_workers_give_signs_of_life_as_often_as_the_lease_needs(start_service):
+def test_heartbeats_are_frequent_enough_for_the_lease(start_service):
     """The workers' timeout says nothing of a shorter lease, and one that waits for nothing repeats no request."""
     service = start_service(4.0, num_workers=3)
     with clients_of(service, 3, timeout=60.0) as clients:
@@ -63,7 +63,7 @@ def test_workers_give_signs_of_life_as_often_as_the_lease_needs(start_service):
         assert "dead" not in service.state.status
 
 
-def test_a_time_in_which_the_service_stood_itself_counts_for_nobody(start_service, monkeypatch):
+def test_pause_of_the_service_does_not_expire_leases(start_service, monkeypatch):
     """The machine stood for a hundred seconds, so no lease could be renewed; one that is silent afterwards is late."""
     passed = [0.0]
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))

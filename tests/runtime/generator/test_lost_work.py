@@ -31,7 +31,7 @@ def last_reports(answer, *ranks):
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_generated_schedules_save_and_resume_also_without_a_lost_worker(driver, serve, tmp_path, dies):
+def test_generated_schedules_save_and_resume_after_a_lost_worker(driver, serve, tmp_path, dies):
     name = "saving, one dies" if dies else "saving"
     answer = driver.run(name, environment=serve(3.0 if dies else 20.0) | {"PLACE": str(tmp_path)}, survive=True)
     left = last_reports(answer, *range(3 if dies else 4))
@@ -52,7 +52,7 @@ def test_generated_schedules_save_and_resume_also_without_a_lost_worker(driver, 
 
 
 @pytest.mark.parametrize("kind", ["joining", "joining, normalized", "joining, one dies"])
-def test_join_of_a_generated_schedule_ends_at_the_same_round_for_all_that_are_left(driver, serve, kind):
+def test_join_of_a_generated_schedule_ends_survivors_at_the_same_round(driver, serve, kind):
     answer = driver.run(kind, environment=serve(3.0 if "dies" in kind else 20.0), survive=True)
     left = last_reports(answer, *range(3 if "dies" in kind else 4))
     (rounds,) = {report["rounds"] for report in left}
@@ -65,7 +65,7 @@ def test_join_of_a_generated_schedule_ends_at_the_same_round_for_all_that_are_le
         assert any(set(members) - {3} for members in late), "workers without data still average"
 
 
-def test_a_full_trace_disk_is_one_warning_and_the_run_ends_well(driver, tmp_path):
+def test_full_trace_disk_warns_once_and_the_run_succeeds(driver, tmp_path):
     answer = driver.run("full trace disk", environment={"TRACE": str(tmp_path)})
     for report in last_reports(answer, 0, 1, 2, 3):
         (warning,) = report["warnings"]

@@ -65,12 +65,12 @@ zmq = pytest.importorskip("zmq")
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_executed_order_equals_the_log_over_a_rough_wire(seed):
+def test_executed_order_equals_the_log_over_a_faulty_network(seed):
     check_orders(*randomized_run(seed))
 
 
 @pytest.mark.parametrize(("point", "after"), KILL_POINTS)
-def test_sigkill_loses_and_doubles_nothing(tmp_path, point, after):
+def test_sigkill_neither_loses_nor_duplicates_groups(tmp_path, point, after):
     key = new_key()
     write_key(tmp_path / "keys", key)
     first = ServiceProcess(tmp_path, seed=5, point=point, after=after)
@@ -131,12 +131,12 @@ def files(tmp_path):
     return Files(tmp_path)
 
 
-def test_a_log_gives_back_what_was_appended(files):
+def test_log_returns_the_appended_records(files):
     assert files.opened(*files.closed) == RECORDS
     assert files.opened(*files.killed) == RECORDS
 
 
-def test_a_tail_cut_off_anywhere_is_dropped_and_the_rest_kept(files):
+def test_truncated_tail_is_dropped_and_the_rest_kept(files):
     main, ahead = files.killed
     found = [files.opened(main, ahead[:cut]) for cut in [*range(0, len(ahead), 5), len(ahead)]]
     assert all(records == RECORDS[: len(records)] for records in found)
@@ -145,14 +145,14 @@ def test_a_tail_cut_off_anywhere_is_dropped_and_the_rest_kept(files):
     assert set(lengths) == {0, 2, 3}, "a batch is there or not"
 
 
-def test_a_tail_of_zeros_is_dropped(files):
+def test_tail_of_zeros_is_dropped(files):
     main, ahead = files.killed
     for tail in (b"\0" * 5, b"\0" * 600, b"\0" * 5000):
         assert files.opened(main, ahead + tail) == RECORDS
     assert files.opened(main, ahead[:600] + bytes(len(ahead) - 600)) == RECORDS[:2]
 
 
-def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(files):
+def test_flipped_bit_raises_or_changes_nothing(files):
     """SQLite's pages have unused places; every bit of a record counts, and of a commit that is not in the pages yet."""
     refused = {"closed": [], "killed": []}
     for name, (main, ahead), place in (("closed", files.closed, 0), ("killed", files.killed, 1)):
@@ -170,7 +170,7 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(files):
     assert len(refused["killed"]) == len(range(0, len(files.killed[1]), 3))
 
 
-def test_a_file_that_is_no_log_is_refused_in_one_line_and_stays_as_it_is(files):
+def test_foreign_file_raises_and_stays_unchanged(files):
     with contextlib.closing(sqlite3.connect(files.folder / "other")) as other:
         other.execute("CREATE TABLE mine (x)")
         other.commit()
@@ -191,7 +191,7 @@ def test_a_file_that_is_no_log_is_refused_in_one_line_and_stays_as_it_is(files):
     assert files.opened(b"") == []
 
 
-def test_a_log_is_open_once(tmp_path):
+def test_log_is_opened_exclusively(tmp_path):
     path = tmp_path / "log"
     log = Log(path)
     log.append([b"old"])
@@ -213,7 +213,7 @@ def test_a_log_is_open_once(tmp_path):
 OPEN = "import sys; from partreduce.runtime.generator.log import Log; Log(sys.argv[1])"
 
 
-def test_a_full_disk_is_named_and_nothing_of_the_batch_is_kept(tmp_path):
+def test_full_disk_raises_and_keeps_nothing_of_the_batch(tmp_path):
     log = Log(tmp_path / "log")
     log.append([b"kept"])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -236,12 +236,12 @@ def service():
         yield made
 
 
-def test_a_second_service_on_one_port_is_refused(service):
+def test_second_service_on_one_port_raises(service):
     with pytest.raises(UnavailableError, match="cannot listen"):
         GeneratorService(setting_of(1), service.key, address=service.address)
 
 
-def test_a_log_of_another_job_is_refused(tmp_path):
+def test_log_of_another_job_raises(tmp_path):
     key = new_key()
     GeneratorService(setting_of(1), key, log=tmp_path / "log", job="one").close()
     with pytest.raises(InputError, match="log of another job"):
@@ -292,7 +292,7 @@ def raw(service):
             one.socket.close()
 
 
-def test_strangers_get_nothing_and_workers_notice_nothing(service, raw):
+def test_unauthenticated_peers_get_no_answer_and_do_not_disturb_workers(service, raw):
     other = new_key()
     strangers = [raw(), raw(None, service.key), raw(other, other), raw(service.key, other), raw(other, service.key)]
     for stranger in strangers:
@@ -309,7 +309,7 @@ def test_strangers_get_nothing_and_workers_notice_nothing(service, raw):
     assert set(service.sessions.values()).isdisjoint({13})
 
 
-def test_what_breaks_the_rules_is_refused_or_dropped_and_changes_nothing(service, raw):
+def test_invalid_requests_are_rejected_and_change_nothing(service, raw):
     member = raw(service.key, service.key)
     before = service.state
     for rank, kind, numbers in (
@@ -336,7 +336,7 @@ def test_what_breaks_the_rules_is_refused_or_dropped_and_changes_nothing(service
     run_workers(service.address, service.key, 4, rounds=2)
 
 
-def test_repeated_requests_and_a_second_process_of_a_rank_change_nothing(service, raw):
+def test_repeated_requests_and_duplicate_ranks_change_nothing(service, raw):
     member = raw(service.key, service.key)
     for _ in range(3):
         member.send(member.packed(FromWorker(0, 1, Ask(0))))
@@ -351,7 +351,7 @@ def test_repeated_requests_and_a_second_process_of_a_rank_change_nothing(service
     assert len({answer for answer in answers if not isinstance(answer, Rejection)}) <= 1
 
 
-def test_what_somebody_replays_who_read_the_wire_is_dropped(service, raw):
+def test_replayed_messages_are_dropped(service, raw):
     """Also from a connection of his own, to which the answers would go from then on."""
     member, thief = raw(service.key, service.key), raw(service.key)
     for number in range(2):
@@ -364,7 +364,7 @@ def test_what_somebody_replays_who_read_the_wire_is_dropped(service, raw):
     assert member.answer(0) is None
 
 
-def test_a_silent_worker_is_given_up_after_its_lease_and_evicted(service, raw):
+def test_silent_worker_is_evicted_after_its_lease(service, raw):
     def end(client):
         while client.leave() is not None:
             pass
@@ -382,7 +382,7 @@ def test_a_silent_worker_is_given_up_after_its_lease_and_evicted(service, raw):
         assert isinstance(woken.answer(), Evicted)
 
 
-def test_an_evicted_client_says_so(service):
+def test_evicted_client_raises(service):
     with clients_of(service, 1, lease=1000.0, retry=1000.0) as (client,):
         client.begin()
         until(lambda: service.state.status[0] == "dead")
@@ -392,7 +392,7 @@ def test_an_evicted_client_says_so(service):
             client.begin()
 
 
-def test_a_client_without_a_service_names_the_address():
+def test_client_without_a_service_raises():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -403,7 +403,7 @@ def test_a_client_without_a_service_names_the_address():
     client.close()
 
 
-def test_keys_are_refused_where_others_can_read_them(tmp_path):
+def test_keys_readable_by_others_raise(tmp_path):
     path = tmp_path / "keys"
     key = new_key()
     write_key(path, key)
@@ -414,7 +414,7 @@ def test_keys_are_refused_where_others_can_read_them(tmp_path):
         read_key(path)
 
 
-def test_what_travels_does_not_tell_the_key():
+def test_sealed_messages_do_not_reveal_the_key():
     key = new_key()
     sealed = Seal(key, SERVICE)(b"header")
     assert key.encode() not in sealed
@@ -422,7 +422,7 @@ def test_what_travels_does_not_tell_the_key():
     assert key != _derive_key(key, "password").hex()
 
 
-def test_messages_and_states_survive_the_wire_and_the_log():
+def test_messages_and_states_roundtrip():
     for ask in (Ask(7, 5, last=True), Ask(8, 6, failed=True), None):
         message = FromWorker(3, 77, ask, goodbye=ask is None, patience=9)
         assert unpack_request(3, *message.packed(), 4) == message
@@ -441,7 +441,7 @@ def test_messages_and_states_survive_the_wire_and_the_log():
         assert unpack_state(json.loads(json.dumps(pack_state(state)))) == state
 
 
-def test_a_compacted_log_restores_the_same_state(tmp_path):
+def test_compacted_log_restores_the_same_state(tmp_path):
     key = new_key()
     first = GeneratorService(setting_of(3), key, log=tmp_path / "log")
     thread = threading.Thread(target=first.run, args=(30,))
@@ -458,7 +458,7 @@ def test_a_compacted_log_restores_the_same_state(tmp_path):
     assert second.state.generation == state.generation + 1
 
 
-def test_a_key_file_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_previous_key_file(tmp_path, monkeypatch):
     """A full disk left an empty file, which the next start took for the keys."""
     path, old = tmp_path / "keys", new_key()
     write_key(path, old)
@@ -480,7 +480,7 @@ OLD_KEYS = json.dumps({name: "x" * 40 for name in ("service_public", "worker_pub
 @pytest.mark.parametrize(
     "text", ["", "[" * 4000, "{}", "[1]", "\x00", "\ud800", "0" * 63, "0" * 65, "G" * 64, OLD_KEYS]
 )
-def test_what_is_no_key_is_said_without_showing_it(text):
+def test_invalid_key_raises_without_showing_the_key(text):
     with pytest.raises(InputError, match="k: does not hold the keys of a job") as error:
         key_in(text, "k")
     assert not text or text not in str(error.value)

@@ -75,7 +75,7 @@ def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, se
     check_orders(started, {rank: result[3] for rank, result in enumerate(results)})
 
 
-def test_without_a_generator_the_error_says_how_to_start_one(ranks, monkeypatch):
+def test_missing_generator_raises_with_advice(ranks, monkeypatch):
     monkeypatch.delenv("PARTREDUCE_GENERATOR", raising=False)
     schedule = Schedule("g", Cluster.regular(1, 2), DynamicGroups(group_size=2))
 
@@ -88,7 +88,7 @@ def test_without_a_generator_the_error_says_how_to_start_one(ranks, monkeypatch)
 
 
 @pytest.mark.parametrize("when", ["before the sum", "after the sum"])
-def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve, when):
+def test_failed_average_leaves_the_failed_member_unchanged(ranks, serve, when):
     """A connection is cut below worker 1: either both lose the average, or worker 0 has it already and worker 1 not."""
     schedule = Schedule("g", Cluster.regular(1, 2), DynamicGroups(group_size=2, slow_threshold=None))
     notes = serve(schedule)

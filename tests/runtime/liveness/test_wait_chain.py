@@ -49,20 +49,20 @@ SAID = "worker 1, which gave no sign of life for 4.2 s (its last: it entered the
     ],
     ids=["silent", "a chain", "no silence", "a late heartbeat", "a circle", "never a sign"],
 )  # fmt: skip
-def test_who_holds_up_the_rest_is_named(signs, members, expected):
+def test_wait_chain_names_the_blocking_worker(signs, members, expected):
     """The silent end of a chain; without a silence the one that waits for no other, or all that are waited for."""
     assert text(signs, members=members) == f"waits for {expected}"
     assert text(signs, members=members, seconds=5) == f"waits for {expected}, for more than 5 s"
 
 
-def test_a_silent_member_may_have_gone_on_since_it_last_said_what_it_did():
+def test_silent_member_is_described_by_its_last_published_activity():
     """It says so twice a second: one that was stopped after 36 quick rounds had only said that it had done none."""
     heartbeat = Heartbeat(dist.HashStore(), 1, "run", beats=False)
     said = text({1: Sign(*heartbeat.last, SILENT)})
     assert said == "waits for worker 1, which gave no sign of life for 4.2 s (its last: it has not started a round)"
 
 
-def test_in_random_graphs_of_waiting_the_stopped_worker_is_named_by_all_that_reach_it():
+def test_random_wait_graphs_name_the_stopped_worker():
     for seed in range(300):
         rng = random.Random(seed)
         n = rng.randrange(3, 12)
@@ -81,7 +81,7 @@ def test_in_random_graphs_of_waiting_the_stopped_worker_is_named_by_all_that_rea
                 assert named.split(", which ")[-2].endswith(f"worker {stopped}"), (seed, rank, named)
 
 
-def test_who_waits_in_a_later_gathering_of_the_same_round_has_been_in_this_one():
+def test_worker_in_a_later_gathering_is_not_missing_from_this_one():
     """Rounds of several steps: worker 1 has left the first mean_model() of round 12 and is in the second."""
     store = dist.HashStore()
     slow, quick = (Heartbeat(store, rank, "1", beats=False) for rank in (0, 1))
@@ -96,7 +96,7 @@ def test_who_waits_in_a_later_gathering_of_the_same_round_has_been_in_this_one()
     assert slow.in_other_gathering((0, 1), 11) is None
 
 
-def test_who_holds_up_a_worker_without_data_is_named():
+def test_worker_without_data_names_the_blocking_worker():
     """Workers 0 and 2 have none left; worker 1 neither begins a round nor ends."""
     store = dist.HashStore()
     slow = Heartbeat(store, 1, "run", beats=True)
@@ -113,7 +113,7 @@ def test_who_holds_up_a_worker_without_data_is_named():
 
 
 @pytest.mark.parametrize("decided", ["", "ended/1", "round/4"], ids=["undecided", "all have ended", "begun"])
-def test_a_worker_without_data_names_who_waits_for_all_where_it_does_not_come(monkeypatch, decided):
+def test_worker_without_data_names_a_peer_in_a_collective_call(monkeypatch, decided):
     """At once; not one that had seen how the wait ends, and has come to that place, before this one saw it."""
     store, saw = dist.HashStore(), Heartbeat.in_other_gathering
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
@@ -177,7 +177,7 @@ class Follower:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_nobody_is_missed_that_has_been_there_and_who_ends_without_is(seed):
+def test_only_workers_that_skip_an_operation_are_reported_missing(seed):
     """Worker 0 is inside one operation; worker 1 has done that as well, and more, or leaves it out and finishes."""
     draw = random.Random(seed)
     operations = draw.choices(OPERATIONS, k=draw.randrange(1, 9))
@@ -203,7 +203,7 @@ def test_nobody_is_missed_that_has_been_there_and_who_ends_without_is(seed):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_of_all_that_went_wrong_a_cause_is_named_before_what_follows_from_it(seed):
+def test_root_cause_is_named_before_its_consequences(seed):
     """A signal, then an exception or a death without a word, then the run's first failure, then exit codes."""
     draw, store = random.Random(seed), dist.HashStore()
     mine, *others = (Heartbeat(store, rank, "1", beats=False) for rank in range(4))
@@ -236,7 +236,7 @@ def test_of_all_that_went_wrong_a_cause_is_named_before_what_follows_from_it(see
 # Texts of other workers: who waits for them is named where they do not come.
 
 
-def test_texts_come_in_order_and_who_waits_in_vain_says_so_and_for_whom():
+def test_gather_from_store_keeps_order_and_names_the_missing_worker():
     world = SimpleNamespace(store=HashStore())
     notes = Notes(world.store, "place")
     notes.write("b", "second")
@@ -251,7 +251,7 @@ def workers():
     return [SimpleNamespace(store=store, rank=rank) for rank in range(2)]
 
 
-def test_what_worker_0_decides_all_do():
+def test_broadcast_decision_returns_worker_0s_decision():
     for world in workers():
         found = broadcast_decision(world, "place", lambda rank=world.rank: {"asked": [rank]}, 60, who="pilot")
         assert found == {"asked": [0]}, "worker 0 alone is asked"
@@ -261,7 +261,7 @@ def test_what_worker_0_decides_all_do():
     ("met", "raised"),
     [(UnavailableError, UnavailableError), (PeerFailedError, PeerFailedError), (FileError, InputError)],
 )
-def test_what_stops_worker_0_stops_all_with_the_same_line_and_says_whether_somebody_is_gone(met, raised):
+def test_broadcast_decision_raises_worker_0s_error_on_all_workers(met, raised):
     def decide():
         raise met("worker 3 said nothing")
 

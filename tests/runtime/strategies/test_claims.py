@@ -56,7 +56,7 @@ def frozen():
 )
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.usefixtures("frozen")
-def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averaging):
+def test_memory_claim_equals_the_arrays_of_a_run(ranks, name, sync, averaging):
     schedule = Schedule(name, Cluster.regular(2, 2), STRATEGIES[name](sync=sync, averaging=averaging))
     claimed = prove(schedule)["memory"].numbers["arrays"]
     together = threading.Barrier(N)
@@ -150,7 +150,7 @@ SYNCS = [
 
 @pytest.mark.filterwarnings("ignore:partreduce. schedule")
 @pytest.mark.parametrize("sync", SYNCS, ids=str)
-def test_a_run_applies_every_gradient_exactly_so_many_steps_late(ranks, sync):
+def test_pipeline_applies_each_gradient_with_the_claimed_delay(ranks, sync):
     schedule = Schedule("late", Cluster.regular(1, 2), AllReduce(sync=sync))
     proof = prove(schedule)
     assert proof["staleness"].numbers["late"] == sync.lag

@@ -29,7 +29,7 @@ def schedule_of(strategy):
 
 
 @on_ranks(3, fresh=True)
-def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_same_turns(world, tmp_path):
+def test_checkpoint_inside_a_round_of_unequal_steps_raises(world, tmp_path):
     training = Training(world, st.AllReduce(steps_per_round=(4, 5, 6), payload=st.Payload(outer=DILOCO, fragments=2)))
     training.steps(1)
     with pytest.raises(InputError, match=r"step 1 lies inside a round of \d steps"):
@@ -37,7 +37,7 @@ def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_sam
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
-def test_a_model_loaded_alone_while_a_fragment_is_in_flight_is_refused(ranks):
+def test_loading_only_the_model_with_a_fragment_in_flight_raises(ranks):
     plain = st.AllReduce(steps_per_round=4, sync=st.DelayedMerge(steps=2))
 
     def work(world):
@@ -51,7 +51,7 @@ def test_a_model_loaded_alone_while_a_fragment_is_in_flight_is_refused(ranks):
     assert all(ranks.run(3, work))
 
 
-def test_all_workers_run_one_order_of_fragments_and_only_one_at_a_time(ranks):
+def test_fragments_are_averaged_in_one_order_without_overlap(ranks):
     def work(world):
         training = Training(world, STREAMING)
         training.steps(14)
@@ -65,7 +65,7 @@ def test_all_workers_run_one_order_of_fragments_and_only_one_at_a_time(ranks):
         assert all(first[4] <= second[3] for first, second in pairwise(done))
 
 
-def test_several_fragments_are_in_flight_and_no_more_than_the_claim_says(ranks):
+def test_fragments_in_flight_follow_their_turns(ranks):
     """They are sent in one order; the first round merges fragment 2 alone, whose turn alone it sent."""
 
     def work(world):
@@ -94,7 +94,7 @@ LATE_TURNS = st.AllReduce(
 
 
 @pytest.mark.parametrize(("strategy", "begun", "taken"), [(LATE_TURNS, 1, 2), (LATE_TURNS, 1, 3), (WHOLE, 6, 2)])
-def test_a_worker_lost_before_an_average_or_in_mid_flight_ends_the_run_by_name(ranks, strategy, begun, taken):
+def test_lost_worker_is_named_before_an_average_and_in_flight(ranks, strategy, begun, taken):
     """And no outer step is half made."""
 
     def work(world):
@@ -122,7 +122,7 @@ def names(count):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_cut_by_number_keeps_layers_whole_and_the_largest_fragment_smallest(seed):
+def test_assign_keeps_layers_whole_and_minimizes_the_largest_fragment(seed):
     draw = random.Random(seed)
     layers = draw.randint(1, 7)
     parameters = [((f"m.{layer}.{part}",), draw.randint(1, 30)) for layer in range(layers) for part in range(2)]
@@ -142,7 +142,7 @@ def test_the_cut_by_number_keeps_layers_whole_and_the_largest_fragment_smallest(
     assert max(sizes) == best(0, count)
 
 
-def test_turns_are_each_once_in_a_round_apart_and_the_last_at_its_end():
+def test_turns_are_evenly_spaced_and_the_last_ends_the_round():
     for steps_per_round in range(1, 60):
         for count in range(1, steps_per_round + 1):
             ends = round_ends(count, steps_per_round)
@@ -155,7 +155,7 @@ def test_turns_are_each_once_in_a_round_apart_and_the_last_at_its_end():
 
 
 @pytest.mark.parametrize("most_steps", [12, pytest.param(24, marks=pytest.mark.slow)])
-def test_moves_are_those_of_turns_counted_through_all_rounds_and_as_few_are_in_flight_as_claimed(most_steps):
+def test_moves_match_the_turns_and_the_claimed_number_in_flight(most_steps):
     for steps_per_round, count in [(most, count) for most in range(1, most_steps + 1) for count in range(1, most + 1)]:
         for late in range(steps_per_round):
             listed = moves(count, steps_per_round, late)
@@ -182,7 +182,7 @@ def test_moves_are_those_of_turns_counted_through_all_rounds_and_as_few_are_in_f
             assert worst == max(1, -(-late * count // steps_per_round))
 
 
-def test_a_parameter_in_no_fragment_or_in_two_is_refused_by_name():
+def test_parameter_in_no_fragment_or_in_two_raises_with_its_name():
     for patterns, words in {
         (("0.*",), ("1.weight",)): "parameter '1.bias' is in no fragment",
         (("0.*",), ("1.*", "*.bias")): "parameter '0.bias' is in fragments 0 ('0.*') and 1 ('*.bias')",
@@ -199,7 +199,7 @@ def test_a_parameter_in_no_fragment_or_in_two_is_refused_by_name():
         assign((("0.*", "x"), ("1.*", "tied")), [*names(2), (("x", "tied"), 3)])
 
 
-def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
+def test_unsupported_fragments_raise_in_one_line(ranks):
     everybody = group_phases(3, [range(3)])
     two = st.Payload(fragments=2)
     refused = {
@@ -272,7 +272,7 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_the_rate_from_which_outer_params_and_models_diverge_is_sharp(nesterov):
+def test_divergence_limit_of_the_outer_rate_is_exact(nesterov):
     """The map of e = mean - outer parameters, and momentum, has spectral radius 1 there, less below and more above."""
     draw = random.Random(nesterov)
     for _ in range(200):

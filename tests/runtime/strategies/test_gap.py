@@ -32,11 +32,11 @@ from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of, weights
 from partreduce.strategies import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 
 RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
-"""`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/strategies/test_gap.py -k protocol_allows` runs as many."""
+"""`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/strategies/test_gap.py -k replay` runs as many."""
 
 
 @pytest.mark.parametrize("block", range(3))
-def test_every_average_uses_what_the_protocol_allows(ranks, block):
+def test_averages_match_a_replay_of_the_protocol(ranks, block):
     """Random settings and graphs, delays, slow and paused workers: the log is replayed by the protocol and by NumPy."""
     for seed in range(block * RUNS // 3, (block + 1) * RUNS // 3):
         case = make_gap_case(seed, uneven=seed % 4 == 0)
@@ -52,7 +52,7 @@ def test_every_average_uses_what_the_protocol_allows(ranks, block):
 
 
 @pytest.mark.parametrize("order", list(UpdateOrder))
-def test_before_a_skip_updates_count_by_their_age(ranks, order):
+def test_updates_are_weighted_by_age_before_a_skip(ranks, order):
     """Own parameters are then some steps old, and an update may be newer than the step; in NumPy from the log."""
     gap = IterationGap(
         max_ig=4, staleness=5, weights=EdgeWeighting.ITERATION, skip=SkipPolicy(limit=10), update_order=order
@@ -67,7 +67,7 @@ def test_before_a_skip_updates_count_by_their_age(ranks, order):
     np.testing.assert_allclose(got, replayed_values(case, results), rtol=0, atol=1e-12)
 
 
-def test_weights_are_the_equations():
+def test_weights_match_the_equations():
     edges = {1: Fraction(1, 4), 2: Fraction(1, 8)}
     assert weights_of(IterationGap(backup=1, max_ig=1), edges, 5, 5, [(2, 5)]) == (Fraction(7, 8), [Fraction(1, 8)])
     uniform = IterationGap(weights=EdgeWeighting.UNIFORM)
@@ -101,7 +101,7 @@ SETTINGS = [
         ),  # two parts, which tokens and acks overtake
     ],
 )
-def test_a_run_continues_from_its_checkpoint(ranks, gap, width, tmp_path):
+def test_run_resumes_from_its_checkpoint(ranks, gap, width, tmp_path):
     """Queues, tokens and their arrays: where every reduce is determined, the numbers afterwards are the same bits."""
     n, rounds, at = (4, 8, 4) if width == 3 else (3, 4, 2)
     numbers = np.random.default_rng(5)
@@ -156,7 +156,7 @@ HELD = [
 
 @pytest.mark.parametrize("order", list(UpdateOrder))
 @pytest.mark.parametrize("held", [*((*held, False) for held in HELD), (*HELD[-1], True)], ids=str)
-def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ranks, held, order, monkeypatch):
+def test_peers_of_a_paused_worker_reach_exactly_the_proved_bound(ranks, held, order, monkeypatch):
     """Worker 0 stops in step 3, or where it skipped that in the next, with its update sent; its queues are full."""
     n, rounds = 5, 20
     options, both, is_late = held
@@ -248,14 +248,14 @@ def wait(heartbeat, done, *, pausing):
     wait_in_step(8, done, lambda: lack, condition, heartbeat, timeout=60, check_failure=lambda: None, pausing=pausing)
 
 
-def test_in_a_pause_who_has_taken_the_last_step_is_still_waited_for():
+def test_pause_waits_for_workers_after_their_last_step():
     """In finish() everybody has said so, and the marks of the last pause are on their way."""
     heartbeat = Heartbeat(8)
     wait(heartbeat, lambda: heartbeat.glances > 2, pausing=True)  # it looks at what they have noted, and waits on
     assert heartbeat.said[1] == (1, 3)
 
 
-def test_in_a_step_who_has_taken_the_last_one_sends_nothing_more():
+def test_step_raises_if_a_needed_peer_has_finished():
     with pytest.raises(
         PeerWaitError, match=r"worker 1 finished after 8 rounds \(worker 0 waited in step 8 for the end"
     ):

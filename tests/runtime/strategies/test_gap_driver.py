@@ -34,7 +34,7 @@ def update(source, step, tokens=0, generation=0):
     return Message(source, "update", (0, generation, step, tokens), (frame_of(ARRAY * step),))
 
 
-def test_totals_that_come_late_or_twice_give_nothing_more():
+def test_late_and_duplicate_token_totals_add_nothing():
     driver, _ = open_driver(IterationGap(max_ig=2))
     for total in (2, 1, 2):  # the message about the first token was overtaken
         driver.deliver(Message(1, "token", (0, total)))
@@ -44,7 +44,7 @@ def test_totals_that_come_late_or_twice_give_nothing_more():
     assert driver.state.tokens == (5, 2)
 
 
-def test_a_mark_says_what_urgent_messages_have_not_said_yet():
+def test_mark_carries_totals_of_messages_that_it_overtook():
     """A mark keeps its order among updates; tokens and acknowledgements sent before it may come after it."""
     driver, sent = open_driver(IterationGap(max_ig=2, notify_ack=True, update_order=UpdateOrder.DPSGD))
     for source in (1, 2):
@@ -65,7 +65,7 @@ def test_a_mark_says_what_urgent_messages_have_not_said_yet():
     assert driver.state == before
 
 
-def test_messages_of_another_beginning_wait_for_it_or_are_dropped():
+def test_messages_of_another_generation_are_held_or_dropped():
     driver, _ = open_driver(IterationGap())
     driver.deliver(update(1, 5, generation=1))
     driver.deliver(update(2, 0))
@@ -77,7 +77,7 @@ def test_messages_of_another_beginning_wait_for_it_or_are_dropped():
     assert driver.state.updates == (1, 0)
 
 
-def test_what_was_sent_before_the_queues_were_thrown_away_changes_nothing_afterwards():
+def test_messages_of_an_earlier_generation_change_nothing():
     """Every kind of message of an earlier generation, whether it comes before this worker begins again or after."""
     old = [update(1, 0), Message(1, "token", (0, 2)), Message(1, "ack", (0, 1)), Message(1, "mark", (0, 5, 3, 1))]
     driver, sent = driver_of(IterationGap(max_ig=2, notify_ack=True, update_order=UpdateOrder.DPSGD))
@@ -97,7 +97,7 @@ def test_what_was_sent_before_the_queues_were_thrown_away_changes_nothing_afterw
     assert not sent
 
 
-def test_what_comes_before_the_first_step_waits_for_it():
+def test_messages_before_the_first_step_are_held():
     driver, _ = driver_of(IterationGap(max_ig=2))
     driver.deliver(update(1, 0, tokens=1))
     driver.deliver(Message(2, "token", (0, 2)))
@@ -106,7 +106,7 @@ def test_what_comes_before_the_first_step_waits_for_it():
     assert driver.state.tokens == (3, 4)
 
 
-def test_a_new_beginning_has_no_update_and_no_pause_of_the_last_one():
+def test_new_generation_clears_updates_and_pauses():
     driver, _ = open_driver(IterationGap(max_ig=2))
     driver.deliver(update(1, 0))
     driver.pause()
@@ -125,7 +125,7 @@ def test_a_new_beginning_has_no_update_and_no_pause_of_the_last_one():
     assert driver.unmarked() == ()
 
 
-def test_what_is_sent_after_the_next_beginning_waits_for_it():
+def test_messages_of_the_next_generation_are_held():
     driver, _ = driver_of(IterationGap(max_ig=2))
     driver.open(0)
     driver.deliver(Message(1, "mark", (1, 1, 4, 0)))
@@ -138,7 +138,7 @@ def test_what_is_sent_after_the_next_beginning_waits_for_it():
     assert driver.paused() == {1}
 
 
-def test_what_is_sent_after_the_beginning_after_next_waits_for_that_one():
+def test_messages_two_generations_ahead_are_held():
     driver, _ = driver_of(IterationGap(max_ig=2))
     driver.open(0)
     driver.deliver(update(1, 0, generation=2))
@@ -150,7 +150,7 @@ def test_what_is_sent_after_the_beginning_after_next_waits_for_that_one():
         assert driver.state.tokens == tokens
 
 
-def test_what_is_missing_is_said_by_name():
+def test_missing_updates_and_tokens_are_described():
     driver, _ = open_driver(IterationGap(max_ig=1, backup=(1, 0, 0)))
     assert driver.missing().what == "an update of step 0"
     assert (driver.missing().of, driver.missing().needed) == ((1, 2), 1)
@@ -164,7 +164,7 @@ def test_what_is_missing_is_said_by_name():
     assert (driver.missing().what, driver.missing().of) == ("a token to enter step 2", (1, 2))
 
 
-def test_a_token_that_comes_after_a_look_makes_the_step_a_skip():
+def test_token_received_after_offers_turns_the_step_into_a_skip():
     """What is raised is chosen under the lock: a message may come between seeing that one may continue and doing so."""
     driver, _ = open_driver(IterationGap(max_ig=2, backup=1, skip=SkipPolicy(limit=10)))
     for source in (1, 2):

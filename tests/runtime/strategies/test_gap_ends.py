@@ -39,7 +39,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("gap", "step", "lack"), LOST)
-def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
+def test_worker_names_the_missing_message_of_a_lost_peer(ranks, gap, step, lack):
     """Each continues as far as its setting lets it, once what worker 1 sent has come."""
     together, last = threading.Barrier(3), 2 + (gap.update_order is UpdateOrder.DPSGD)
 
@@ -63,7 +63,7 @@ def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
     assert any(f"waited in step {step} for {lack} from worker 1" in text for text in first), texts
 
 
-def test_whose_updates_others_can_do_without_ends_nobodys_training(ranks):
+def test_loss_of_a_backup_neighbor_does_not_stop_training(ranks):
     """Worker 3 only sends, to worker 0, which has one more in-neighbor than it needs."""
     edges = [*ring_edges(3, both=False), (3, 0)]
     schedule = plan_of(4, edges, IterationGap(max_ig=2, backup=(1, 0, 0, 0)))
@@ -87,7 +87,7 @@ def test_whose_updates_others_can_do_without_ends_nobodys_training(ranks):
         assert "finish: worker 3 stopped in round 2 with ValueError: a bug" in str(error)
 
 
-def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
+def test_wait_for_a_silent_worker_raises_at_the_timeout(ranks):
     def work(world):
         model, optimizer = wrap_quadratic(world, plan_of(2, ring_edges(2), IterationGap()), np.zeros(3), timeout=120)
         optimizer.run.reducer.timeout = 1
@@ -102,7 +102,7 @@ def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
     ranks.run(2, work)
 
 
-def test_who_ended_after_fewer_rounds_is_named(ranks):
+def test_peer_that_finished_early_is_named(ranks):
     def work(world):
         model, optimizer = wrap_quadratic(
             world, plan_of(2, ring_edges(2), IterationGap(max_ig=2)), np.zeros(3), timeout=60
@@ -116,7 +116,7 @@ def test_who_ended_after_fewer_rounds_is_named(ranks):
     assert "join()" in str(errors[1])
 
 
-def test_who_waits_where_all_meet_is_named_by_who_went_past(ranks):
+def test_worker_alone_in_mean_model_is_named_by_its_neighbor(ranks):
     def work(world):
         model, optimizer = wrap_quadratic(
             world, plan_of(2, ring_edges(2), IterationGap(max_ig=2)), np.zeros(3), timeout=120
@@ -134,7 +134,7 @@ def test_who_waits_where_all_meet_is_named_by_who_went_past(ranks):
 
 
 @pytest.mark.parametrize("steps_per_round", [1, 2])
-def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, steps_per_round):
+def test_batches_loop_ends_in_the_same_step_despite_skips(ranks, steps_per_round):
     """A worker that is left behind catches up, and drops the batches of the steps that it skipped."""
     n, rounds = 4, 16
     gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=10))
@@ -162,7 +162,7 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, steps
     assert all(means == results[0][3] for *_, means in results)
 
 
-def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
+def test_skips_without_optimizer_batches_raise_with_advice(ranks):
     gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=10))
 
     def work(world):

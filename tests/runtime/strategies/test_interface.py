@@ -28,11 +28,11 @@ def asked_of_runners():
                 yield node.attr
 
 
-def test_nothing_is_asked_of_a_runner_but_its_interface():
+def test_runtime_uses_only_the_runner_interface():
     assert set(asked_of_runners()) == METHODS | VALUES
 
 
-def test_a_runner_has_these_methods_and_no_flags():
+def test_runner_has_exactly_the_interface_methods():
     public = {name: value for name, value in vars(Runner).items() if not name.startswith("_")}
     assert {name for name, value in public.items() if callable(value)} == METHODS
     assert {name for name, value in public.items() if not callable(value)} == {"is_measured"}
@@ -61,7 +61,7 @@ TRAITS = {
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_the_traits_of_every_kind(name):
+def test_traits_of_every_kind(name):
     assert {trait for trait, has in asdict(traits_of(KINDS[name].schedule)).items() if has} == set(TRAITS[name].split())
 
 
@@ -71,7 +71,7 @@ def runners(base=Runner):
         yield from runners(one)
 
 
-def test_every_runner_stands_on_the_interface_without_flags_of_its_own():
+def test_runner_classes_define_no_boolean_flags():
     found = list(runners())
     assert {one.__name__ for one in found} == {
         "AsynchronousServer",

@@ -28,7 +28,7 @@ def big_model(world, schedule, *, dtype=torch.float32, buffers="average", timeou
 
 
 @pytest.mark.parametrize("is_delayed", [False, True])
-def test_a_directed_circle_of_large_messages_does_not_deadlock(ranks, is_delayed):
+def test_directed_ring_of_large_messages_does_not_deadlock(ranks, is_delayed):
     """Everybody sends to the next before receiving from the previous: blocking sends would wait for ever."""
     n = 5
     edges = [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)]
@@ -51,20 +51,20 @@ def test_a_directed_circle_of_large_messages_does_not_deadlock(ranks, is_delayed
 
 
 @on_ranks(3, pytest.approx([1.0] * 3))
-def test_batchnorm_statistics_take_part_in_the_average(world):
+def test_batchnorm_statistics_are_averaged(world):
     model, optimizer = big_model(world, ring(3))
     optimizer.step()
     return float(model[1].running_mean.mean())
 
 
 @on_ranks(3, pytest.approx([1.0] * 3, abs=0.02))
-def test_half_precision_carries_its_tag_beside_it(world):
+def test_bfloat16_average_carries_its_tag_separately(world):
     model, optimizer = big_model(world, ring(3), dtype=torch.bfloat16)
     optimizer.step()
     return float(model[0].weight.detach().float().mean())
 
 
-def test_neighbors_in_different_rounds_are_found_by_their_tags(ranks):
+def test_neighbors_in_different_rounds_are_detected_by_tags(ranks):
 
     def work(world):
         _, optimizer = big_model(world, ring(3))
@@ -77,7 +77,7 @@ def test_neighbors_in_different_rounds_are_found_by_their_tags(ranks):
     assert all(isinstance(error, PeerFailedError) for error in errors)
 
 
-def test_a_neighbor_that_never_comes_is_named_in_time(ranks):
+def test_missing_neighbor_raises_with_the_round_and_group(ranks):
 
     def work(world):
         _, optimizer = big_model(world, ring(3), timeout=4)

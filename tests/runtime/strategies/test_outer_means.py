@@ -34,7 +34,7 @@ def test_rate_one_without_momentum_is_plain_averaging():
 OWN = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_params="per_worker"))
 
 
-def test_a_state_without_the_strategys_begins_outer_params_where_it_is_loaded(ranks):
+def test_state_without_outer_params_starts_them_at_the_loaded_model(ranks):
     """As from a checkpoint of plain averaging: no momentum, and the model as the next step finds it."""
 
     def work(world):
@@ -55,7 +55,7 @@ def test_a_state_without_the_strategys_begins_outer_params_where_it_is_loaded(ra
     assert all(torch.equal(result[2], results[0][2]) for result in results), "all met"
 
 
-def test_outer_params_per_worker_with_which_workers_would_not_agree_are_refused_with_the_radius(ranks):
+def test_diverging_outer_params_per_worker_raise_with_the_radius(ranks):
     pair = group_phases(3, [[0, 1]])
     wild = st.Payload(outer=st.OuterStep(lr=1.9, momentum=0.9, nesterov=True, outer_params="per_worker"))
 
@@ -72,7 +72,7 @@ def test_outer_params_per_worker_with_which_workers_would_not_agree_are_refused_
         assert "the spectral radius of a period is 1, and only below 1" in apart
 
 
-def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
+def test_unsupported_outer_steps_raise_in_one_line(ranks):
     edges = st.Round.from_edges(3, [(0, 1, "1/2"), (1, 0, "1/2")])
     pairs = group_phases(3, [[0, 1]])
     refused = {
@@ -122,7 +122,7 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
 
 
 @pytest.mark.parametrize(("workers", "momentum"), [(4, 0.5), (5, 0.5), (6, 0.0)])
-def test_random_pairs_are_nolocos_equations(ranks, workers, momentum):
+def test_random_pairs_match_the_noloco_equations(ranks, workers, momentum):
     """In its own terms: slow weights phi, outer gradients delta, and the momentum alpha with beta = gamma = 0.7."""
     every, rounds = 3, 9
     options = {"every": every, "momentum": momentum, "phases": 4, "seed": 2}
@@ -155,7 +155,7 @@ def test_random_pairs_are_nolocos_equations(ranks, workers, momentum):
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_outer_parameters_of_each_worker_are_not_taken_for_those_of_all(ranks, own):
+def test_loading_drops_outer_params_of_the_other_kind(ranks, own):
     def work(world):
         each = static_groups(3, [range(3)], steps_per_round=2, payload=OWN)
         shared = replace(each, payload=st.Payload(outer=replace(OWN.outer, outer_params="shared")))

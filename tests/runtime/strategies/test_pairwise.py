@@ -25,7 +25,7 @@ def schedule(n, active, **options):
 @pytest.mark.parametrize(
     ("n", "active", "steps_per_round"), [(2, (0,), 1), (4, (1, 3), 1), (5, (0, 1, 2), (1, 2, 1, 1, 3))]
 )
-def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active, steps_per_round, is_delayed):
+def test_exchanges_preserve_the_sum_and_apply_each_update_once(ranks, n, active, steps_per_round, is_delayed):
     """Dyadic numbers make no rounding error: the mean is the start's plus all pushes, for any order of exchanges."""
     rounds = 8
 
@@ -62,7 +62,7 @@ def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active,
         assert [results[rank][2].count(a) for a in active] == met, "both sides of an exchange count it"
 
 
-def test_edges_limit_who_meets_whom(ranks):
+def test_edges_restrict_the_partners(ranks):
     def work(world):
         plan = schedule(4, (0, 1), edges=((0, 2), (1, 3), (1, 2)))
         model, optimizer = wrap_quadratic(world, plan, [0.0] * 3)
@@ -91,7 +91,7 @@ def test_workers_that_finish_at_different_times_end_cleanly(world, slow):
     return model.values().tolist()
 
 
-def test_a_busy_passive_worker_makes_nobody_wait(ranks):
+def test_busy_passive_worker_does_not_block_active_ones(ranks):
     gate = threading.Event()
 
     def work(world):
@@ -106,7 +106,7 @@ def test_a_busy_passive_worker_makes_nobody_wait(ranks):
     ranks.run(2, work)
 
 
-def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
+def test_duplicate_messages_are_applied_once(ranks, monkeypatch):
     receive = pairwise_module._Pair.receive
 
     def twice(self, message):
@@ -126,7 +126,7 @@ def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
 
 
 @on_ranks(3)
-def test_the_machine_that_runs_is_the_explored_one(world):
+def test_runner_uses_the_explored_protocol_machine(world):
     _, optimizer = wrap_quadratic(world, schedule(3, (1,)), [0.0] * 3)
     machine = optimizer.runner.pair.machine
     optimizer.runner.close()
@@ -135,7 +135,7 @@ def test_the_machine_that_runs_is_the_explored_one(world):
 
 
 @on_ranks(2, [0, 0])
-def test_gradients_see_parameters_that_no_exchange_touches(world):
+def test_exchanges_change_parameters_only_inside_step(world):
     """Live parameters change only inside step(), however many exchanges the side thread does meanwhile."""
     model, optimizer = wrap_quadratic(world, schedule(2, (0,)), [float(world.rank)] * 3)
     torn = 0
@@ -149,7 +149,7 @@ def test_gradients_see_parameters_that_no_exchange_touches(world):
     return torn
 
 
-def test_a_lost_partner_is_named(ranks):
+def test_lost_partner_is_named(ranks):
 
     def work(world):
         model, optimizer = wrap_quadratic(world, schedule(2, (0,)), [0.0] * 3, timeout=60)

@@ -95,7 +95,7 @@ def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
     assert ranks.run(2, work) == [(width - 1, width)] * 2
 
 
-def test_a_pipeline_beyond_2_is_warned_of_once_with_the_papers_argument(ranks):
+def test_pipeline_wider_than_2_warns_once(ranks):
     with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(2, lambda world: make_optimizer(world, width=3)[1].finish())
         ranks.run(2, lambda world: make_optimizer(world)[1].finish())
@@ -103,7 +103,7 @@ def test_a_pipeline_beyond_2_is_warned_of_once_with_the_papers_argument(ranks):
     assert said == [f"partreduce: schedule 'trained' has a pipeline of 3: {WIDER}"]
 
 
-def test_a_scaler_skips_the_late_step_on_all_workers_also_when_it_is_drained(ranks):
+def test_scaler_skips_late_and_drained_steps_on_all_workers(ranks):
     """Worker 1 meets an infinite gradient in its second and in its last step; no worker applies those means."""
 
     def work(world):
@@ -120,7 +120,7 @@ def test_a_scaler_skips_the_late_step_on_all_workers_also_when_it_is_drained(ran
 
 
 @on_ranks(2)
-def test_gradients_that_still_bear_a_scalers_scale_are_refused(world):
+def test_step_with_scaled_gradients_raises(world):
     model, optimizer = make_optimizer(world)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     model.backward(1.0, scaler=scaler)
@@ -132,7 +132,7 @@ def test_gradients_that_still_bear_a_scalers_scale_are_refused(world):
 
 
 @on_ranks(2, [[0, 1, 2.5, 4]] * 2)
-def test_a_scaler_with_unscale_and_average_gradients_clips_the_late_mean(world):
+def test_late_mean_is_clipped_after_unscale_and_average_gradients(world):
     model, optimizer = make_optimizer(world)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     clip = lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)  # noqa: E731
@@ -142,7 +142,7 @@ def test_a_scaler_with_unscale_and_average_gradients_clips_the_late_mean(world):
 
 
 @on_ranks(2, [1 + 1.5 + 1.5] * 2)
-def test_the_end_of_join_clips_late_means_as_the_script_said(world):
+def test_end_of_join_clips_late_means_with_the_given_function(world):
     model, optimizer = make_optimizer(world)
     clip = lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)  # noqa: E731
     with optimizer.join(after_averaging=clip):
@@ -152,7 +152,7 @@ def test_the_end_of_join_clips_late_means_as_the_script_said(world):
     return value
 
 
-def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
+def test_end_of_join_drains_the_pipeline(ranks):
     def work(world):
         model, optimizer = make_optimizer(world)
         seen = []
@@ -169,7 +169,7 @@ def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("own", [0, 1])
-def test_who_has_no_data_left_skips_what_a_scaler_makes_the_others_skip(ranks, late, own):
+def test_worker_without_data_skips_the_steps_that_a_scaler_skips(ranks, late, own):
     """Worker 1's second gradient is infinite; worker 0 has no second batch, or none at all."""
 
     def work(world):
@@ -183,7 +183,7 @@ def test_who_has_no_data_left_skips_what_a_scaler_makes_the_others_skip(ranks, l
     assert ranks.run(2, work) == [2.0 + own] * 2
 
 
-def test_buffers_that_ride_along_agree_when_nothing_changes_them_any_more(ranks):
+def test_unchanged_piggybacked_buffers_converge_to_their_mean(ranks):
     """Late means of running statistics must not swing around their mean for ever."""
 
     def work(world, width):
@@ -207,7 +207,7 @@ def test_buffers_that_ride_along_agree_when_nothing_changes_them_any_more(ranks)
                 assert seen[width - 1 :] == [0.5] * (3 * width + 1)
 
 
-def test_what_a_buffer_learns_while_its_mean_is_on_the_way_stays(ranks):
+def test_buffer_changes_during_a_late_mean_are_kept(ranks):
     def work(world):
         model = Numbers(norm=True)
         _, optimizer = make_optimizer(world, model=model)
@@ -224,7 +224,7 @@ def test_what_a_buffer_learns_while_its_mean_is_on_the_way_stays(ranks):
     assert ranks.run(2, work) == [(1.0 + 2 + 3, 10.0), (1.0 + 2 + 3 + 8, 10.0)]
 
 
-def test_load_state_dict_drops_what_is_in_flight_and_says_so(ranks):
+def test_load_state_dict_drops_gradients_in_flight_with_a_warning(ranks):
     def work(world):
         model, optimizer, _ = train(world, 3)
         start = [weight.detach().clone() for weight in model.parameters()]
@@ -245,7 +245,7 @@ def test_load_state_dict_drops_what_is_in_flight_and_says_so(ranks):
     assert any("the gradients of step 2, which were in flight, are dropped" in text for text in said)
 
 
-def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(ranks):
+def test_unsupported_late_gradients_are_dropped_with_a_warning(ranks):
     """A state of a wider pipeline, or of any pipeline where the schedule is synchronous or averages parameters."""
 
     def work(world):
@@ -271,7 +271,7 @@ def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(rank
     assert sum("the late gradients of 2 steps, and a pipeline of 2 has 1" in text for text in said) == 2
 
 
-def test_what_a_load_drops_is_said_at_the_line_that_loads(ranks, tmp_path):
+def test_warning_of_dropped_gradients_points_to_the_caller(ranks, tmp_path):
     def work(world):
         _, optimizer, _ = train(world, 3)
         save_checkpoint(optimizer, tmp_path)
@@ -284,7 +284,7 @@ def test_what_a_load_drops_is_said_at_the_line_that_loads(ranks, tmp_path):
     assert files == [__file__] * 2
 
 
-def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ranks):
+def test_failure_in_flight_is_named_in_time_and_changes_nothing(ranks):
     """Worker 1 stays away after its third step: worker 0 can still apply that one's gradients, and nothing later."""
 
     def work(world):
@@ -320,7 +320,7 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
 
 @pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 @pytest.mark.parametrize("width", [2, 3])
-def test_a_step_that_raises_once_on_all_workers_delays_what_is_late_and_stops_nothing(ranks, width):
+def test_run_continues_after_a_step_that_raises_on_all_workers(ranks, width):
     def work(world):
         model, optimizer = make_optimizer(world, width=width)
         plain, seen = optimizer.optimizer.step, []
@@ -343,7 +343,7 @@ def test_a_step_that_raises_once_on_all_workers_delays_what_is_late_and_stops_no
 
 
 @on_ranks(2, [(9.0, 1)] * 2)
-def test_a_state_with_late_gradients_is_taken_up_behind_a_longer_warm_up(world):
+def test_state_with_late_gradients_loads_into_a_longer_warm_up(world):
     model, optimizer = make_optimizer(world)
     for _ in range(3):
         model.backward(1.0)

@@ -85,7 +85,7 @@ def call(model, optimizer, value):
 
 @pytest.mark.parametrize("count", list(st.LateGradientPolicy))
 @pytest.mark.parametrize(("bound", "before"), [(1, 2), (3, 0)])
-def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_further(ranks, bound, before, count):
+def test_peers_of_a_stopped_worker_advance_to_its_queue_bound(ranks, bound, before, count):
     """Its process continues, and with it the thread that sums: C rounds wait for it, and the next one waits as well."""
     n = 4
     schedule = schedule_of(n, staleness=bound, count=count)
@@ -130,7 +130,7 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
     assert all((values == -n * (before + 10)).all() for values in results)
 
 
-def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
+def test_after_averaging_clips_each_result(ranks):
     """Each result by itself, for all that see it: replicas stay equal, and a step is no longer than the bound."""
     n, bound = 3, 0.5
     schedule = schedule_of(n)
@@ -160,7 +160,7 @@ def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
     assert np.isclose(lengths, bound, atol=1e-5).any()
 
 
-def test_partreduce_clips_results_that_others_see_in_another_call(ranks):
+def test_partreduce_clipping_keeps_replicas_equal(ranks):
     """Given to join() it is called while a call or the end takes results, and must not call by itself there."""
 
     def work(world):
@@ -181,7 +181,7 @@ def test_partreduce_clips_results_that_others_see_in_another_call(ranks):
     assert all(np.array_equal(history, results[0]) for history in results)
 
 
-def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
+def test_join_and_finish_reject_unmatched_average_gradients(ranks):
     def with_function(world):
         model, _, optimizer = make_optimizer(world, schedule_of(2))
         try:
@@ -204,7 +204,7 @@ def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
         assert all(words in str(error) for error in errors)
 
 
-def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
+def test_mean_model_after_differing_calls_raises_with_the_rule(ranks):
     def work(world):
         model, _, optimizer = make_optimizer(world, schedule_of(2))
         for _ in range(1 + world.rank):
@@ -218,7 +218,7 @@ def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
     assert not any("put the training loop into" in str(error) for error in errors)
 
 
-def test_states_of_different_rounds_are_not_loaded(ranks):
+def test_loading_states_of_different_rounds_raises(ranks):
     def work(world):
         model, _, optimizer = make_optimizer(world, schedule_of(2))
         call(model, optimizer, 2)
@@ -235,7 +235,7 @@ def test_states_of_different_rounds_are_not_loaded(ranks):
     assert all("take them inside mean_model()" in str(error) for error in errors)
 
 
-def test_a_function_is_for_its_own_join(ranks):
+def test_after_averaging_applies_only_to_its_join(ranks):
     def work(world):
         model, _, optimizer = make_optimizer(world, schedule_of(2))
         with optimizer.join(after_averaging=optimizer.zero_grad):
@@ -249,7 +249,7 @@ def test_a_function_is_for_its_own_join(ranks):
 
 
 @pytest.mark.parametrize("by_rounds", [False, True])
-def test_rates_that_continue_by_calls_are_warned_of(ranks, by_rounds):
+def test_learning_rates_stepped_per_call_warn(ranks, by_rounds):
     n, schedule = 3, schedule_of(3)
 
     def work(world):
@@ -279,7 +279,7 @@ def test_rates_that_continue_by_calls_are_warned_of(ranks, by_rounds):
     assert all(np.array_equal(values, results[0]) for values in results) is by_rounds
 
 
-def test_a_checkpoint_loses_no_gradient(ranks, tmp_path):
+def test_checkpoint_keeps_late_gradients(ranks, tmp_path):
     """Workers of unequal speed save with gradients late; who continues from there has applied all of them."""
     n, calls = 3, 5
     schedule = schedule_of(n, staleness=2)
@@ -306,7 +306,7 @@ def test_a_checkpoint_loses_no_gradient(ranks, tmp_path):
     assert min(round_ for round_, _ in second) > first[0][0]
 
 
-def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
+def test_grad_scaler_raises(ranks):
     def step_by_scaler(world):
         model, _, optimizer = make_optimizer(world, schedule_of(2))
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -323,7 +323,7 @@ def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
 
 
 @on_ranks(2, [[0, 0, 2], [0, 0, 2]])
-def test_communicators_are_used_again_only_after_all_have_finished(world):
+def test_communicator_is_reused_only_after_finish(world):
     """A sum that one worker left under way would meet that of the next optimizer, which ends a process inside gloo."""
     lines = []
     for finishes in (True, False, True):
@@ -334,7 +334,7 @@ def test_communicators_are_used_again_only_after_all_have_finished(world):
 
 
 @pytest.mark.parametrize("grace", [20_000_000, 20_000], ids=["long", "short"])
-def test_a_round_that_may_begin_waits_for_a_workers_own_gradient_as_long_as_its_grace(ranks, grace):
+def test_round_waits_for_a_workers_gradient_during_the_grace_period(ranks, grace):
     """Worker 0 begins a second round; the others come a little later, or not before it has continued."""
     gone_on = threading.Event()
 
@@ -354,7 +354,7 @@ def test_a_round_that_may_begin_waits_for_a_workers_own_gradient_as_long_as_its_
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_workers_read_what_each_of_them_has_told_and_notice_who_is_elsewhere(seed):
+def test_counts_roundtrip_through_a_sum_and_detect_other_rounds(seed):
     """Any counts; what is read is the sum of what was written."""
     draw = random.Random(seed)
     size = draw.randrange(2, 7)
@@ -381,7 +381,7 @@ def test_workers_read_what_each_of_them_has_told_and_notice_who_is_elsewhere(see
         read_counts(brought[0].arrays[0], here, 40, size=size)
 
 
-def test_a_tree_tells_everybody_once():
+def test_broadcast_tree_reaches_each_worker_once():
     for size in (2, 3, 7, 64, 65, 100):
         told = [child for place in range(size) for child in children(place, size)]
         assert sorted(told) == list(range(1, size))
@@ -392,14 +392,14 @@ def test_a_tree_tells_everybody_once():
         assert max(depth.values()) <= (size - 1).bit_length()
 
 
-def test_activations_down_a_tree_run_the_same_rounds(ranks, monkeypatch):
+def test_tree_activation_runs_the_same_rounds(ranks, monkeypatch):
     monkeypatch.setattr(broadcast_tree, "DIRECT", 2)
     for seed in itertools.islice((s for s in range(1000, 2000) if make_quorum_case(s).num_workers > 4), 2):
         case = make_quorum_case(seed)
         assert_conserved(case, ranks.run(case.num_workers, lambda world, case=case: run_quorum_case(case, world)))
 
 
-def test_a_sum_in_two_levels_is_summed_so(ranks):
+def test_hierarchical_algorithm_applies_to_partial_sums(ranks):
     """The algorithm of a schedule holds for partial sums, too."""
     schedule = schedule_of(4, nodes=2, transport=st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL))
 
@@ -416,7 +416,7 @@ def test_a_sum_in_two_levels_is_summed_so(ranks):
         np.testing.assert_array_equal(values, -3)
 
 
-def test_models_in_sixteen_bits_are_told_apart_by_an_array_of_their_own(ranks):
+def test_16_bit_models_carry_counts_in_a_separate_array(ranks):
     """No number of a bucket is exact there; late halves do not leave their range before they are divided."""
     schedule = schedule_of(2)
 
@@ -434,7 +434,7 @@ def test_models_in_sixteen_bits_are_told_apart_by_an_array_of_their_own(ranks):
         np.testing.assert_array_equal(values, -4 * 4096)
 
 
-def test_an_optimizer_that_one_worker_cannot_make_ends_the_world_of_all(ranks, monkeypatch):
+def test_failed_construction_on_one_worker_abandons_all_groups(ranks, monkeypatch):
     """At once. Else the next one would meet in the first line on one worker and in the second on the other."""
     make = Mailbox.__init__
 
@@ -466,7 +466,7 @@ def test_an_optimizer_that_one_worker_cannot_make_ends_the_world_of_all(ranks, m
 
 
 @on_ranks(2, [[2.0] * 3] * 2)
-def test_workers_with_devices_meet_over_gloo_for_their_host_memory(world):
+def test_nccl_world_provides_a_gloo_world_for_host_memory(world):
     """No device is needed for that: NCCL's world makes it of its store."""
     limit, device = timedelta(seconds=20), torch.device("cpu")
     device_world = NcclWorld(world.store, world.rank, world.size, limit, device=device, attempt=2)

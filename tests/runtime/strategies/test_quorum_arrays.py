@@ -66,7 +66,7 @@ def deliver(model, sums, one):
     ],
 )
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.float64)], ids=str)
-def test_a_late_gradient_stays_in_the_send_buffer_whatever_later_calls_have(calls, expected, dtypes):
+def test_late_gradient_stays_in_the_send_buffer(calls, expected, dtypes):
     model = Two(*dtypes)
     sums = sums_of(model)
     for number in range(3):  # the arrays are used again
@@ -82,7 +82,7 @@ def test_a_late_gradient_stays_in_the_send_buffer_whatever_later_calls_have(call
         sums.release([one])
 
 
-def test_a_gradient_scaler_once_at_work_on_a_gradient_in_a_sum_is_not_forgotten():
+def test_scaled_flag_covers_all_gradients_of_a_sum():
     model = Two()
     sums = sums_of(model)
     for order in ((True, False), (False, True)):
@@ -98,7 +98,7 @@ def test_a_gradient_scaler_once_at_work_on_a_gradient_in_a_sum_is_not_forgotten(
         sums.retain(())
 
 
-def test_a_round_sums_what_each_worker_has_and_nothing_that_its_arrays_had_before():
+def test_round_sums_present_gradients_without_stale_values():
     models = Two(), Two()
     workers = [sums_of(model) for model in models]
     for number, gradients in enumerate([((1, 2), (4, 8)), ((1, None), (4, 8)), ((None, None), (None, 8))] * 3):
@@ -118,7 +118,7 @@ def test_a_round_sums_what_each_worker_has_and_nothing_that_its_arrays_had_befor
             sums.retain(())
 
 
-def test_sums_wait_by_round_and_are_lent_again_once_nobody_needs_them():
+def test_sums_are_kept_by_round_and_reused_after_release():
     model = Two()
     sums = sums_of(model)
     kept = []
@@ -145,7 +145,7 @@ def test_sums_wait_by_round_and_are_lent_again_once_nobody_needs_them():
     assert sums.made == made + 1, "for the send buffer"
 
 
-def test_a_result_that_is_to_be_taken_again_is_not_lent_meanwhile():
+def test_retained_result_is_not_reused():
     """With `missed: latest` a call that finds no newer one takes the last one once more."""
     model = Two()
     sums = sums_of(model)
@@ -159,7 +159,7 @@ def test_a_result_that_is_to_be_taken_again_is_not_lent_meanwhile():
             assert sums.depart() is not one
 
 
-def test_a_new_segment_has_nothing_of_the_last_one():
+def test_clear_discards_gradients_and_the_scaled_flag():
     model = Two()
     sums = sums_of(model)
     model.has(1, 2)
@@ -171,7 +171,7 @@ def test_a_new_segment_has_nothing_of_the_last_one():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_sum_is_divided_by_the_workers_however_many_gradients_are_in_it(dtype):
+def test_sum_is_divided_by_the_workers_for_any_number_of_gradients(dtype):
     """Sums of 16 bit are divided before they travel, so that they stay in range."""
     model = Two(dtype, dtype)
     sums = sums_of(model, num_workers=8)
@@ -190,7 +190,7 @@ def test_a_sum_is_divided_by_the_workers_however_many_gradients_are_in_it(dtype)
 
 
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)], ids=str)
-def test_what_a_rounds_workers_tell_one_another_lies_beside_their_gradients(dtypes):
+def test_room_for_counts_is_separate_from_the_gradients(dtypes):
     model = Two(*dtypes)
     sums = sums_of(model, num_workers=1)
     model.has(1, 2)

@@ -64,7 +64,7 @@ def test_every_push_is_applied_exactly_once(ranks, hosts, is_delayed, steps_per_
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_nobody_runs_ahead_by_more_than_the_staleness(ranks, staleness):
+def test_workers_run_ahead_by_at_most_the_staleness(ranks, staleness):
     """Worker 0 dawdles; the others are held back by the hosts, and run freely without a bound."""
     gaps = []
     rounds_of = [0] * 3
@@ -88,7 +88,7 @@ def test_nobody_runs_ahead_by_more_than_the_staleness(ranks, staleness):
     assert max(gaps) == staleness
 
 
-def test_without_a_bound_fast_workers_do_not_wait_for_a_slow_one(ranks):
+def test_fast_workers_without_a_bound_do_not_wait_for_a_slow_one(ranks):
     ends = {}
     gate = threading.Event()
 
@@ -107,7 +107,7 @@ def test_without_a_bound_fast_workers_do_not_wait_for_a_slow_one(ranks):
     assert ranks.run(3, work) == [[15.0] * 3] * 3
 
 
-def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
+def test_duplicate_push_is_applied_once(ranks, monkeypatch):
     receive = asynchronous_server._Shard.receive
 
     def twice(self, message, mailbox):
@@ -127,7 +127,7 @@ def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
 
 
 @on_ranks(2, [[6.0] * 3] * 2)
-def test_all_may_start_again_before_their_first_step(world):
+def test_drain_before_the_first_step_loses_no_push(world):
     """As where a state is loaded after a worker with more steps per round has begun its round, and others have not."""
     model, optimizer = wrap_quadratic(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)
     optimizer.runner.drain()
@@ -136,7 +136,7 @@ def test_all_may_start_again_before_their_first_step(world):
     return model.values().tolist()
 
 
-def test_pushes_that_come_before_a_shard_opens_are_answered_with_all_that_is_added_by_then():
+def test_pushes_before_a_shard_opens_are_answered_after_it_opens():
     machine = shards_of(Server(hosts=(0,), synchronous=False), 3)
     shard = asynchronous_server._Shard(machine, 3, [(1, 3)])
     sent = []
@@ -156,7 +156,7 @@ def test_pushes_that_come_before_a_shard_opens_are_answered_with_all_that_is_add
     assert sent[2:] == [(2, "model", (2,), [14.0, 15.0])]
 
 
-def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
+def test_malformed_and_foreign_messages_are_dropped(ranks):
     zmq = pytest.importorskip("zmq")
 
     def work(world):
@@ -189,7 +189,7 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronous):
+def test_failed_worker_is_named_to_waiting_workers(ranks, synchronous):
 
     def work(world):
         options = {} if synchronous else {"staleness": 0}

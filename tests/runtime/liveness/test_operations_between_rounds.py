@@ -148,7 +148,7 @@ AGAIN = ["steps", "mean_model", "load_state_dict"]
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_nobody_is_missed_between_rounds_who_has_been_there(ranks, late, tmp_path, strategy, places):
+def test_late_worker_between_rounds_reports_no_peer_missing(ranks, late, tmp_path, strategy, places):
     def work(world):
         model, optimizer = optimizer_of(world, strategy)
         for place in places:
@@ -168,7 +168,7 @@ def test_nobody_is_missed_between_rounds_who_has_been_there(ranks, late, tmp_pat
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("last", ["lookups", "state_dict"])
-def test_nobody_is_missed_in_a_lookup_who_has_finished_after_it(ranks, late, last):
+def test_late_worker_in_a_lookup_reports_no_peer_missing(ranks, late, last):
     case = Case()
     words, bags, _ = data_of(case)
 
@@ -193,7 +193,7 @@ def test_nobody_is_missed_in_a_lookup_who_has_finished_after_it(ranks, late, las
     assert "mean model" in late
 
 
-def test_who_finished_without_coming_is_missed_at_once(ranks):
+def test_peer_that_finished_without_the_operation_is_named_at_once(ranks):
     """In mean_model(), and in a lookup, and whatever rounds worker 1 had done."""
 
     def evaluates(world):
@@ -222,7 +222,7 @@ def test_who_finished_without_coming_is_missed_at_once(ranks):
 
 
 @pytest.mark.parametrize("place", ["mean_model", "save"])
-def test_who_waits_for_all_beside_a_worker_whose_data_has_ended_is_named_at_once(ranks, tmp_path, place):
+def test_collective_call_inside_join_is_named_at_once(ranks, tmp_path, place):
     def work(world):
         model, optimizer = optimizer_of(world, SYNCHRONOUS)
         with optimizer.join():
@@ -269,7 +269,7 @@ def step(optimizer, model, times):
 
 @pytest.mark.parametrize("then", [0, 8])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_who_is_alone_in_mean_model_is_named_at_once_and_what_all_must_do(ranks, name, then):
+def test_mean_model_on_one_worker_is_named_at_once_with_advice(ranks, name, then):
     """As under `if rank == 0:`; the others continue, or finish."""
 
     def run(world):
@@ -292,7 +292,7 @@ def test_who_is_alone_in_mean_model_is_named_at_once_and_what_all_must_do(ranks,
 
 
 @on_ranks(2, [("computes step 36", ())] * 2)
-def test_a_worker_that_nobody_made_wait_is_said_to_be_in_the_step_that_it_computes(world):
+def test_worker_that_never_waited_reports_its_current_step(world):
     """One whom its partners leave alone sends nothing by itself; messages once had it in the start after 36 rounds."""
     optimizer, _ = train(world, Pairwise(active=(0,)), 36)
     said = optimizer.run.reducer.heartbeat.last
@@ -300,7 +300,7 @@ def test_a_worker_that_nobody_made_wait_is_said_to_be_in_the_step_that_it_comput
     return said
 
 
-def test_of_a_dead_worker_no_sign_is_repeated_that_it_had_given_before_its_first_round():
+def test_stage_of_a_dead_worker_omits_activity_before_its_first_round():
     """It may have done many since: messages once denied that one that died after three rounds had started one."""
     store = torch.distributed.HashStore()
     heartbeat = Heartbeat(store, 1, "run", beats=True)
@@ -330,7 +330,7 @@ def store_with(size, *, without=(), **facts_of):
 
 
 @pytest.mark.parametrize("size", [2, 64])
-def test_where_all_have_come_it_asks_once_however_many_they_are(size, monkeypatch):
+def test_handshake_reads_all_workers_in_one_request(size, monkeypatch):
     asked, ask = [], Notes._ask
     monkeypatch.setattr(Notes, "_ask", lambda notes, action: asked.append(1) or ask(notes, action))
     store = store_with(size)
@@ -339,7 +339,7 @@ def test_where_all_have_come_it_asks_once_however_many_they_are(size, monkeypatc
     assert len(asked) == 2, "it says its own facts, and reads those of all"
 
 
-def test_who_differs_is_named_though_another_never_comes():
+def test_handshake_names_the_differing_rank_despite_a_missing_one():
     store = store_with(5, without=(4,), worker_1={"model": "b"})
     with pytest.raises(HandshakeError, match="model differs: rank 1 has b; the others have a"):
         handshake(store, 2, 5, {"model": "a"}, timeout=60)
@@ -353,7 +353,7 @@ def test_who_differs_is_named_though_another_never_comes():
         (AllReduce(), 8, {"buffers": "local"}, "buffers differs: rank 2 has local"),
     ],
 )
-def test_who_begins_with_another_schedule_model_or_policy_is_named_by_all(ranks, strategy, width, options, words):
+def test_handshake_names_a_differing_schedule_model_or_option(ranks, strategy, width, options, words):
     def work(world):
         differs = world.rank == 2
         model = torch.nn.Linear(4, width if differs else 8)
@@ -363,17 +363,17 @@ def test_who_begins_with_another_schedule_model_or_policy_is_named_by_all(ranks,
     assert re.search(words, said)
 
 
-def test_who_does_not_come_is_named_and_nobody_who_has():
+def test_handshake_timeout_names_only_missing_ranks():
     with pytest.raises(UnavailableError, match=r"^handshake: ranks 1, 3 of 4 did not arrive within 0\.05 s"):
         handshake(store_with(4, without=(1, 3)), 0, 4, {"model": "a"}, timeout=0.05)
 
 
-def test_a_handshake_that_is_given_up_ends_long_before_the_timeout():
+def test_given_up_handshake_raises_before_the_timeout():
     with pytest.raises(UnavailableError, match=r"^handshake: a vote is open$"):
         handshake(store_with(3, without=(1,)), 0, 3, {"model": "a"}, timeout=3600, given_up=lambda: "a vote is open")
 
 
-def test_who_died_before_is_named_long_before_the_timeout():
+def test_handshake_names_a_dead_worker_before_the_timeout():
     store = store_with(3, without=(1,))
     Notes(store, DEATHS).write("1", "was killed by signal 9 (SIGKILL)")
     with pytest.raises(UnavailableError, match=r"^handshake: worker 1 was killed by signal 9 \(SIGKILL\) before it"):

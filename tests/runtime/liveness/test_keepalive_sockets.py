@@ -64,7 +64,7 @@ def start_workers(size):
     return store, mine, pids
 
 
-def test_a_killed_worker_is_noted_by_its_lifeline_alone_and_the_run_is_told():
+def test_killed_worker_is_detected_without_heartbeats():
     """No heartbeat beats here."""
     store, lines, pids = start_workers(2)
     heartbeat = Heartbeat(store, 0, "1", beats=False)
@@ -78,7 +78,7 @@ def test_a_killed_worker_is_noted_by_its_lifeline_alone_and_the_run_is_told():
     lines.close()
 
 
-def test_a_stopped_worker_is_not_noted():
+def test_stopped_worker_is_not_reported_as_closed():
     store, lines, pids = start_workers(2)
     os.kill(pids[0], signal.SIGSTOP)
     assert wait_for_note(store, 1, 1.0) is None
@@ -88,7 +88,7 @@ def test_a_stopped_worker_is_not_noted():
 
 
 @pytest.mark.parametrize("kind", ["finished", "left", "failed"])
-def test_a_worker_that_ends_with_a_word_is_not_noted(kind):
+def test_announced_exit_is_not_reported_as_closed(kind):
     store, lines, pids = start_workers(3)
     Heartbeat(store, 1, "1", beats=False).note(kind, "3")
     end(pids)  # worker 2, which says nothing, tells when worker 1's end was seen, too
@@ -97,7 +97,7 @@ def test_a_worker_that_ends_with_a_word_is_not_noted(kind):
     lines.close()
 
 
-def test_workers_that_die_one_after_the_other_are_all_noted():
+def test_successive_deaths_are_all_reported():
     """Each watches the next two, and further ones in place of the dead."""
     store, lines, pids = start_workers(6)
     for rank in (1, 2, 3, 4, 5):
@@ -108,7 +108,7 @@ def test_workers_that_die_one_after_the_other_are_all_noted():
     lines.close()
 
 
-def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open():
+def test_forked_child_does_not_keep_the_socket_open():
     """A data loader's process may outlive the worker for a while."""
     store, lines, pids = start_workers(2)
     end(pids)
@@ -131,7 +131,7 @@ def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open():
     lines.close()
 
 
-def test_another_machines_loopback_is_not_watched(store):
+def test_loopback_address_of_another_machine_is_not_watched(store):
     """Two machines that both call themselves 127.0.0.1: the listener there is another worker."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
@@ -143,7 +143,7 @@ def test_another_machines_loopback_is_not_watched(store):
     lines.close()
 
 
-def test_a_refusal_before_any_connection_says_nothing(store):
+def test_refused_first_connection_is_not_reported(store):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     Notes(store, "lifeline/1").write("address/1", json.dumps(["127.0.0.1", socket.gethostname(), port]))
@@ -153,7 +153,7 @@ def test_a_refusal_before_any_connection_says_nothing(store):
     lines.close()
 
 
-def test_a_connection_to_itself_is_nobody(monkeypatch):
+def test_self_connection_does_not_hide_a_death(monkeypatch):
     """Once in 28,232 times the kernel takes the dead worker's own port to connect from."""
     store, lines, pids = start_workers(2)
 
@@ -170,5 +170,5 @@ def test_a_connection_to_itself_is_nobody(monkeypatch):
     lines.close()
 
 
-def test_a_store_in_memory_has_no_lifelines():
+def test_in_memory_store_has_no_keepalive_sockets():
     assert lifelines_of(HashStore(), 0, 2, "1") is None
