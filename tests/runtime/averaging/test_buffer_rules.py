@@ -1,4 +1,4 @@
-"""What becomes of buffers where workers average: one table of rules, for every strategy and every place."""
+"""Buffer rules: how each kind of buffer is averaged by every strategy, in every call that averages."""
 
 import re
 import warnings
@@ -41,7 +41,7 @@ STRATEGIES = {
     "pairs": st.Pairwise(active=(1,)),
 }
 COPIES_IN_STEPS = [name for name in STRATEGIES if name not in ("server", "pairs")]
-"""Those that average models or gradients of groups, with which buffers travel."""
+"""Strategies that average models or gradients of groups, and buffers with them."""
 
 
 def train(model, optimizer, steps, *, at=lambda step: None, width=4):
@@ -59,7 +59,7 @@ def linear():
 
 
 class Holder(torch.nn.Module):
-    """A weight, and buffers of these names and values."""
+    """A module with one weight and the given buffers."""
 
     def __init__(self, **buffers):
         super().__init__()
@@ -157,8 +157,6 @@ def masked_by_hand(rank):
 
 @pytest.mark.parametrize("kind", COPIES_IN_STEPS)
 def test_pruning_masks_are_replaced_by_those_of_worker_0(ranks, kind):
-    """Once 0.333 and 0.667 without a word."""
-
     def work(world):
         model = linear()
         prune.identity(model[0], "weight")
@@ -205,7 +203,7 @@ def test_mean_model_has_worker_0s_mask_if_initial_masks_differ(ranks, kind):
 
 @pytest.mark.parametrize("initial", ["broadcast", "keep"])
 def test_mask_values_on_all_workers_select_the_mask_rule(ranks, initial):
-    """One worker's values alone look like a mask's for `trend`, and workers would add up different things."""
+    """`trend` has the values of a mask on one worker only, so all workers use MEAN for it."""
 
     def work(world):
         keep = torch.tensor([1.0, 1.0, 0.0]).roll(world.rank) if world.rank else torch.ones(3)
@@ -227,12 +225,12 @@ def test_mask_values_on_all_workers_select_the_mask_rule(ranks, initial):
         assert (rules[0]["keep"], rules[0]["trend"]) == (BufferRule.FIRST, BufferRule.MEAN)
         assert keep == ([1.0, 1.0, 1.0],) * 3
         assert trend == ([0.5, 1.5],) * 3
-    else:  # all have worker 0's, which are uniform here and zeros and ones there
+    else:  # worker 0's `keep` is uniform, and its `trend` has zeros and ones
         assert (rules[0]["keep"], rules[0]["trend"]) == (BufferRule.MEAN, BufferRule.FIRST)
 
 
 def test_mask_changed_during_a_late_average_is_kept_by_worker_0(ranks):
-    """The lowest rank keeps what it has by now, and the others get it one round later."""
+    """The lowest rank keeps its current mask, and the others receive it one round later."""
 
     def work(world):
         model = Holder(mask=torch.tensor([1.0, 0.0]))
@@ -240,7 +238,7 @@ def test_mask_changed_during_a_late_average_is_kept_by_worker_0(ranks):
         seen = []
 
         def at(step):
-            if step == 1:  # inside a round, whose average is on its way
+            if step == 1:  # inside a round, while its average is in flight
                 with torch.no_grad():
                     model.mask.copy_(torch.tensor([0.0, 1.0]) if world.rank == 0 else torch.tensor([1.0, 1.0]))
             seen.append(model.mask.tolist())
@@ -259,7 +257,7 @@ def test_mask_changed_during_a_late_average_is_kept_by_worker_0(ranks):
 
 
 class Growing(torch.nn.Module):
-    """Position ids that a forward pass makes longer where it needs more, as several models do."""
+    """Position ids that a forward pass extends on demand, as in several models."""
 
     def __init__(self):
         super().__init__()
@@ -281,7 +279,7 @@ def evaluate(optimizer, action=lambda: None):
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("place", ["step", "mean_model", "finish", "save_checkpoint"])
 def test_grown_buffer_raises_with_its_name_in_every_call(ranks, kind, place, tmp_path):
-    """It grows on all workers, so that none waits for another (for one: see `test_numerical_regressions`)."""
+    """The buffer grows on all workers, so that no worker waits; `test_numerical_regressions` tests growth on one worker."""
 
     def work(world):
         model = Growing()
@@ -296,7 +294,7 @@ def test_grown_buffer_raises_with_its_name_in_every_call(ranks, kind, place, tmp
         }
         with pytest.raises(InputError) as refused:
             places[place]()
-        model.grow(6)  # as it should be, with which the run continues
+        model.grow(6)  # its original size, with which the run continues
         train(model, optimizer, 2)
         optimizer.finish()
         return str(refused.value)
@@ -331,7 +329,7 @@ def test_buffer_grown_in_mean_model_raises_and_parameters_are_restored(ranks):
 
     results = ranks.run(N, work)
     assert all(kept for kept, _, _ in results)
-    assert all(mean != before for _, mean, before in results), "there was something to put back"
+    assert all(mean != before for _, mean, before in results), "the mean differs from the parameters"
 
 
 @on_ranks(N)
@@ -397,7 +395,7 @@ def test_buffers_without_a_mean_stay_local_until_mean_model_or_finish(ranks, kin
                 assert torch.equal(found[name].to(torch.complex64), value.to(torch.complex64)), name
 
 
-# Vectors and scales that belong together.
+# Buffers that are consistent only together.
 
 
 def spectral(kind):
@@ -417,7 +415,7 @@ def vectors_of(model):
 def test_spectral_norm_vectors_keep_unit_length(world, way, strategy):
     model = spectral(way)
     optimizer = wrap(world, model, STRATEGIES[strategy])
-    with torch.no_grad():  # far apart, by which a mean of unit vectors is much shorter
+    with torch.no_grad():  # far apart, so that a mean of unit vectors is much shorter
         for vector in vectors_of(model):
             random = torch.randn(vector.shape, generator=torch.Generator().manual_seed(world.rank))
             vector.copy_(torch.nn.functional.normalize(random, dim=0))
@@ -459,8 +457,6 @@ class QuantizedModel(torch.nn.Module):
     + [("gradients", "broadcast"), ("late", "broadcast"), ("parameters", "local"), ("neighbors", "local")],
 )
 def test_observer_scale_and_zero_point_stay_consistent(ranks, kind, buffers):
-    """Once scales were averaged, and zero points 164, 165 and 166 at the end."""
-
     def work(world):
         model = QuantizedModel()
         optimizer = wrap(world, model, STRATEGIES[kind], buffers=buffers)
@@ -480,7 +476,7 @@ def test_observer_scale_and_zero_point_stay_consistent(ranks, kind, buffers):
         optimizer.finish()
         return own, inside, model.state(), [*consistent, model.is_consistent()]
 
-    with warnings.catch_warnings(action="ignore"):  # torch says that its quantization moves elsewhere
+    with warnings.catch_warnings(action="ignore"):  # torch's deprecation of its quantization module
         results = ranks.run(N, work)
     assert len({tuple(own) for own, *_ in results}) == N, "the observers saw different data"
     for _, inside, end, consistent in results:
@@ -554,7 +550,7 @@ def test_different_run_loads_mean_statistics_and_worker_0s_masks(ranks, tmp_path
 
 
 def test_differing_buffer_rules_fail_the_handshake(ranks):
-    """A module of another class on one worker, with buffers of the same names and shapes."""
+    """One worker has a module of another class, with buffers of the same names and shapes."""
 
     def work(world):
         model = Holder(_u=torch.ones(2))
@@ -595,7 +591,7 @@ print("end", rank, lost, optimizer.run.flat.rules["keep"].value, model.keep.toli
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_rejoining_worker_takes_the_buffer_rules_of_the_run(tmp_path):
-    """Its own values, when it begins, would say something else, and its share of a mask would be added to the copy."""
+    """The initial values of the rejoining worker alone would select MEAN, and its share would be added to the mask."""
     (tmp_path / "train.py").write_text(JOINING)
     words = ["run", "-n", "3", "--tolerate-failures", "1", "--max-restarts", "1", "train.py"]
     ran = WARM.run("partreduce", *words, cwd=tmp_path, check=False)

@@ -1,4 +1,4 @@
-"""What becomes of the sums of a finished reduction, number by number: parameters, piggybacked tensors, gradients."""
+"""Commit of a finished reduction: parameters, piggybacked tensors and gradients, value by value."""
 
 import random
 from fractions import Fraction
@@ -34,7 +34,7 @@ YES, NO = torch.tensor(True), torch.tensor(False)
 
 
 def bucket_of(live, sums=(), *, parameters=(), piggybacked=()):
-    """A bucket of doubles: places of parameters, two numbers of padding, piggybacked tensors; and sums."""
+    """A float64 bucket of parameters and piggybacked tensors, and an array that holds the sums."""
     flat = torch.tensor(live, dtype=torch.float64)
     slots, start = [], 0
     for parameter in parameters:
@@ -178,7 +178,7 @@ def test_committed_means_leave_globally_missing_gradients_none(ok, expected):
     assert elsewhere.grad.tolist() == ([4.0] if ok is not NO else [0.0])
     assert nowhere.grad is None
     sums.fill_(99)
-    assert elsewhere.grad.tolist() != [99.0], "it has memory of its own"
+    assert elsewhere.grad.tolist() != [99.0], "the gradient does not alias the sums"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -202,7 +202,7 @@ def test_non_finite_gradient_is_found_in_any_bucket(bad):
     ],
 )  # fmt: skip
 def test_optimizer_stepper_skips_failed_and_non_finite_means(gradient, ok, check, moves):
-    """Momentum and decay would move a weight even with a gradient of zero, so a wrong step is undone as a whole."""
+    """Momentum and decay would move a weight even with a gradient of zero, so the whole step is undone."""
     model = torch.nn.Linear(1, 1, bias=False).double()
     inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=0.5)
     flat = FlatModel(model, inner, BufferPolicy.LOCAL, StatePolicy.LOCAL)
@@ -219,7 +219,7 @@ def test_optimizer_stepper_skips_failed_and_non_finite_means(gradient, ok, check
     assert torch.equal(model.weight.detach(), before) == (not moves)
 
 
-# Rounded weights still sum to 1, so that averaging, for however long, does not make parameters grow.
+# Rounded weights sum to exactly 1, so that repeated averaging does not make parameters grow.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -232,12 +232,14 @@ def test_unit_weights_sum_to_one_and_match_the_request(dtype):
         own, others = unit_weights(wanted[1:], dtype)
         used = torch.tensor([own, *others], dtype=precision).double().tolist()  # as torch multiplies
         assert sum(map(Fraction, used)) == 1
-        error = 8 * 2.0 ** (-54 if precision == torch.float64 else -25)  # one's own takes that of the eight others
+        error = 8 * 2.0 ** (
+            -54 if precision == torch.float64 else -25
+        )  # the own weight absorbs the error of the eight others
         assert used == pytest.approx([float(weight) for weight in wanted], rel=0, abs=error)
 
 
 def test_ones_stay_ones_over_many_averages():
-    """With each weight rounded by itself they are 1.0006 after 20,000 averages of three."""
+    """If each weight were rounded separately, the result would be 1.0006 after 20,000 averages of three."""
     others = [torch.ones(1), torch.ones(1)]
     own = torch.ones(1)
     layout = Layout([own])
@@ -249,7 +251,7 @@ def test_ones_stay_ones_over_many_averages():
 
 
 def test_add_updates_can_write_the_change_to_another_tensor():
-    """So that an interruption of an average finds them as they were, or averaged, and nothing between."""
+    """An interrupted average then leaves the parameters either unchanged or averaged."""
     own, others = torch.tensor([4.0, 8.0]), [torch.tensor([8.0, 0.0]), torch.tensor([0.0, 4.0])]
     change, layout = torch.full((2,), float("nan")), Layout([own])
     add_updates([own], [[other] for other in others], [0.5, 0.25], layout, into=[change])

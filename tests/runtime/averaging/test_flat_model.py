@@ -1,4 +1,4 @@
-"""Flat parameters, checks on the model, tags, recorder and handshake comparison: what needs no other worker."""
+"""Flat parameters, model checks, tags, recorder and handshake comparison, on one worker."""
 
 import json
 from datetime import timedelta
@@ -27,7 +27,7 @@ def flat_of(model, optimizer=None, state="local"):
 
 
 def layout_of(model, rank=0):
-    """What watches a model that is wrapped now."""
+    """The layout check of a newly wrapped model."""
     flat = flat_of(model)
     return Layout(flat, rank, torch.optim.SGD([slot.parameter for slot in flat.slots()], lr=0.1))
 
@@ -181,8 +181,8 @@ def test_groups_of_a_worker_cover_prologue_and_period():
     assert member_sets(schedule, 1) == {(0, 1, 2, 3), (0, 1), (1, 2)}
 
 
-def alone():
-    """Worker 0 of 2 where worker 1 never starts."""
+def world_without_peer():
+    """The world of worker 0 of 2, where worker 1 never starts."""
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=2))
     return GlooWorld(store, 0, 2, timedelta(seconds=2))
@@ -192,21 +192,23 @@ def test_missing_worker_is_named_after_the_timeout():
     model = torch.nn.Linear(2, 2)
     schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(steps_per_round=2))
     with pytest.raises(UnavailableError, match=r"rank 1 of 2 did not arrive within 0\.3 s"):
-        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=0.3, world=alone())
+        DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=0.3, world=world_without_peer()
+        )
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"buffers": "mean"}, "buffers: 'mean' is not one of average, local, broadcast"),
         ({"optimizer_state": "all"}, "optimizer_state: 'all' is not one of local, average"),
         ({"initial": "no"}, "initial: 'no' is not one of broadcast, keep"),
     ],
 )
-def test_bad_options_raise_before_any_communication(options, words):
+def test_bad_options_raise_before_any_communication(options, message):
     model = torch.nn.Linear(2, 2)
     schedule = Schedule("s", Cluster.regular(1, 2), AllReduce())
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=message):
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, **options)
 
 

@@ -1,4 +1,4 @@
-"""Gradients sent layer by layer: the same numbers as whole ones, in one order, and nothing may change what has left."""
+"""Gradients sent per layer during backward: same values, one order on all workers, and no change after sending."""
 
 import contextlib
 from unittest import mock
@@ -19,19 +19,19 @@ SYNCS = pytest.mark.parametrize("sync", [st.Synchronous(), st.Pipeline()], ids=[
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    """Segments of a few numbers, so that small models have many."""
+    """Small segments, so that small models have many."""
     monkeypatch.setattr(bucketed_gradients, "SEGMENT_BYTES", 512)
 
 
 class Ladder(torch.nn.Module):
-    """Weights of several sizes, whose gradients are given, in the order of backward: the last ones first."""
+    """Weights of several sizes with given gradients; backward reaches the last weight first."""
 
     def __init__(self, sizes, dtype=torch.float64):
         super().__init__()
         self.weights = torch.nn.ParameterList(torch.zeros(size, dtype=dtype) for size in sizes)
 
     def backward(self, gradients):
-        """Through a chain, so that the last weight's gradient is there first; None leaves one out."""
+        """Run backward through a chain, so that the last weight's gradient is ready first; None omits a gradient."""
         chain = torch.zeros((), dtype=self.weights[0].dtype, requires_grad=True)
         for weight, gradient in zip(self.weights, gradients, strict=True):
             if gradient is not None:
@@ -50,7 +50,7 @@ def wrap(world, model, transport=LAYERS, sync=None, *, nodes=1, make=torch.optim
 
 
 class Ones:
-    """One worker's run at rate 1 without momentum, whose gradients are ones, or another number."""
+    """One worker's run with learning rate 1, no momentum and constant gradients."""
 
     def __init__(self, world, sizes=(64, 100), *, number=1.0, **options):
         self.model = Ladder(sizes)
@@ -68,14 +68,14 @@ class Ones:
             self.optimizer.step()
 
     def end(self):
-        """All numbers that the model holds at the end."""
+        """Finish, and return the distinct parameter values."""
         self.optimizer.finish()
         return set(self.model.numbers().tolist())
 
 
 @SYNCS
 def test_int8_codes_each_segment_separately_and_replicas_stay_equal(ranks, sync):
-    """Layers of 1, 100 and 10,000: each is as exact as if it were alone, and what rounding took comes with the next."""
+    """Layers of scales 1, 100 and 10,000: each error is relative to its own layer, with error feedback."""
     sizes = (200, 200, 200)
     transport = st.Transport(codec=st.Codec.INT8, gradient_buckets=st.GradientBuckets.PER_LAYER, error_feedback=True)
 
@@ -128,7 +128,7 @@ def flat_of(model):
 
 
 def launches(optimizer):
-    """The first number of what is summed, in order, as it is started."""
+    """Record the first element of each tensor whose all-reduce starts; return the list and a function that restores."""
     communicator = optimizer.run.reducer.world.everyone()
     started, start = [], communicator.all_reduce
 
@@ -141,7 +141,7 @@ def launches(optimizer):
 
 
 def test_backward_sends_segments_in_reverse_despite_missing_gradients(ranks):
-    """Each has its own number as gradient, and the sum is over two workers of half of it."""
+    """Each segment has its own constant gradient, of which each of the two workers sends half."""
     sizes = (64, 64, 64, 64)
 
     def work(world):
@@ -172,7 +172,7 @@ def test_backward_sends_segments_in_reverse_despite_missing_gradients(ranks):
 
 
 def works(optimizer):
-    """Of the sums in flight."""
+    """The work handles of the sums in flight."""
     reductions = [reduction for flight in optimizer.runner.membership.flights for _, reduction in flight.sums]
     return [work for reduction in reductions for work in reduction.works]
 
@@ -180,7 +180,7 @@ def works(optimizer):
 @pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 @pytest.mark.parametrize(("width", "wanted"), [(2, [2, 0, 0, 2]), (3, [2, 2, 0, 2])])
 def test_pipeline_sends_segments_while_it_has_room(ranks, width, wanted):
-    """No sum has arrived before the last step; where there is no room everything leaves at the step."""
+    """No sum completes before the last step; a full pipeline sends everything in step()."""
     sizes = (64, 64)
 
     def work(world):
@@ -207,7 +207,7 @@ def test_pipeline_sends_segments_while_it_has_room(ranks, width, wanted):
 
 
 def check_misuse(world, misuse, *, words, sync=None, again=True):
-    """Misuse a step on all workers; afterwards, the run continues as if that step had not been."""
+    """Misuse a step on all workers; the run then continues without that step."""
     run = Ones(world, sync=sync)
     run.backward()
     with pytest.raises(InputError, match=words) as caught:

@@ -1,4 +1,4 @@
-"""Files and copies of a model in mid-run need no partreduce, compute what the model does, and are not averaged."""
+"""Files and copies made during a run: they load without partreduce, compute the same outputs and are not averaged."""
 
 import copy
 import io
@@ -33,7 +33,7 @@ STRATEGIES = {
 LOADS = """
 import sys
 for name in [name for name in sys.modules if name.partition(".")[0] == "partreduce"]:
-    sys.modules[name] = None  # as where it is not installed
+    sys.modules[name] = None  # as if it were not installed
 import pathlib, torch
 for path in sorted(pathlib.Path(sys.argv[1]).glob("*.pt")):
     saved = torch.load(path, weights_only=False)
@@ -66,7 +66,7 @@ def saved_bytes(model, inputs):
 
 
 def files_in_mid_run(name, world):
-    """What one worker's script saves: models, and states of what trains them; and their names."""
+    """Files of models, and of optimizer, scheduler and scaler states, that one worker saves, by name."""
     model, inputs = network(name), inputs_of(name, world.rank)
     plain = torch.optim.Adam(model.parameters(), lr=0.1)
     optimizer = DistributedOptimizer(plain, model, Schedule(name, TWO, STRATEGIES[name]), world=world, timeout=60)
@@ -74,7 +74,7 @@ def files_in_mid_run(name, world):
     takes_scaler = "layers" not in name and "tables" not in name
     scaler = torch.amp.GradScaler("cpu", enabled=takes_scaler)
     files, others = {}, {}
-    for step in range(12):  # the first steps are watched more closely than the later ones
+    for step in range(12):  # the first steps are checked more closely than later ones
         if step in (0, 3, 11):
             moving = AveragedModel(model)
             moving.update_parameters(model)
@@ -139,7 +139,7 @@ def test_deep_copy_is_neither_averaged_nor_checked(ranks, name):
         assert optimizer.engine.guard.loads == loads
         step()
         assert all(map(torch.equal, own, copied.parameters()))
-        alone = torch.optim.SGD(copied.parameters(), lr=0.1)  # of which no step is refused, either
+        alone = torch.optim.SGD(copied.parameters(), lr=0.1)  # whose steps are not rejected either
         copied.train()(inputs).sum().backward()
         alone.step()
         hooks = [

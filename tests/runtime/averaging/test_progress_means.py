@@ -1,4 +1,4 @@
-"""Parameters with a codec: what travels is what was added since all were equal; equal references, or a named error."""
+"""Parameter averaging with a codec: workers send progress since a common reference, and differing references raise."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from partreduce.runtime.transport.communicators import Communicator
 
 
 def nested_groups(**options):
-    """Four workers on two nodes: nodes, then everybody."""
+    """Four workers on two nodes: groups within nodes, then all workers."""
     inside, everyone = ([0, 1], [2, 3]), [range(4)]
     phases = tuple(st.Phase.from_groups(4, groups) for groups in (inside, everyone))
     options = {"transport": st.Transport(codec=st.Codec.INT8), "steps_per_round": 2} | options
@@ -20,7 +20,7 @@ def nested_groups(**options):
 
 
 class Job:
-    """One worker's small training: two kinds of numbers, momentum, its own data."""
+    """One worker's small training with two dtypes, momentum and rank-specific data."""
 
     def __init__(self, world, schedule, **options):
         self.model = torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 2))
@@ -61,7 +61,7 @@ SYNCS = pytest.mark.parametrize("sync", [st.Synchronous(), st.DelayedAveraging()
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_loading_a_model_starts_a_new_common_reference(ranks):
-    """Also where each worker loads another model: worker 0's is the reference then, and the mean is right."""
+    """If workers load different models, worker 0's becomes the reference, and the mean is correct."""
 
     def work(world):
         job = Job(world, nested_groups()).train(3)
@@ -83,7 +83,7 @@ def test_loading_a_model_starts_a_new_common_reference(ranks):
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_start_is_broadcast_only_if_workers_differ(ranks, monkeypatch, apart):
-    """The broadcast at the start of a run has made them equal; who changes a model after it is found by its digest."""
+    """The initial broadcast made workers equal; a later change of the model is detected by its digest."""
     broadcasts, starting = [], set()
     original = Communicator.broadcast
 

@@ -1,4 +1,4 @@
-"""The reducer: several operations under way, their arrays, and two threads that share one reducer."""
+"""The reducer: concurrent operations, their arrays, and two threads that share one reducer."""
 
 import threading
 import time
@@ -59,12 +59,12 @@ def test_concurrent_operations_use_separate_arrays(ranks):
 
     order = [number for step in range(0, 12, 3) for number in (step + 2, step + 1, step)]
     wanted = [([float(N * number + sum(range(N)))], None) for number in order]
-    assert ranks.run(N, work) == [(wanted, 3)] * N, "three arrays, used again and again"
+    assert ranks.run(N, work) == [(wanted, 3)] * N, "three arrays, reused"
 
 
 @on_ranks(N, [[]] * N)
 def test_two_threads_run_operations_on_two_communicators(world, tmp_path):
-    """While one averages over everybody, the other does over pairs: sums, tags, reports and arrays stay apart."""
+    """One thread averages over all workers, the other over pairs: sums, tags, reports and arrays stay separate."""
     rounds = 150
     pair = Group((world.rank // 2 * 2, world.rank // 2 * 2 + 1))
     make_groups(world, [pair, EVERYONE])
@@ -113,7 +113,7 @@ def test_failure_in_one_thread_fails_the_other(world):
         except UnavailableError as error:
             errors.append(error)
 
-    # Worker 0 comes to another operation than the others in its tenth round over all.
+    # In the last operation over all workers, worker 0 starts another kind than its peers.
     kinds = threading.Thread(target=average, args=("of a pair", pair, 10**6))
     kinds.start()
     average("of all", EVERYONE, 10)
@@ -126,7 +126,7 @@ def test_failure_in_one_thread_fails_the_other(world):
 
 @on_ranks(N)
 def test_only_an_expired_timeout_is_reported_with_its_seconds(world):
-    """A cut link ends earlier, by the kernel's own limit, which has nearly the same words."""
+    """A lost link fails earlier, by the kernel's limit, with a similar message."""
     make_groups(world, [EVERYONE])
     reducer = reducer_of(world)
     reducer.wait(reduction := reducer.begin("average", 0, 0, EVERYONE))
@@ -136,14 +136,14 @@ def test_only_an_expired_timeout_is_reported_with_its_seconds(world):
     assert "for more than 60 s (Timed out" in ours
 
 
-# The queue of operations in flight by itself: what ends a wait, and what stays in the queue then.
+# The queue of operations in flight: which errors end a wait, and which operations stay in the queue.
 
 
 BOTH = Group((0, 1))
 
 
-def flying(*outcomes, turn=1):
-    """An operation whose waits end so, one after the other, and then well; with the names of what was done to it."""
+def make_flight(*outcomes, turn=1):
+    """An operation whose successive waits raise the outcomes and then succeed, and the list of calls made to it."""
     done, left = [], list(outcomes)
 
     def wait(_):
@@ -159,14 +159,14 @@ def flying(*outcomes, turn=1):
 
 
 def test_synchronous_operation_starts_in_wait_and_is_never_queued():
-    membership, (flight, done) = FixedMembership((0, 1)), flying()
+    membership, (flight, done) = FixedMembership((0, 1)), make_flight()
     assert membership.wait(flight) is flight
     assert done == ["began {0,1}", "waited"]
     assert not membership.flights
 
 
 def test_operation_of_an_idle_worker_has_no_sums():
-    membership, (flight, done) = FixedMembership((0, 1)), flying()
+    membership, (flight, done) = FixedMembership((0, 1)), make_flight()
     flight.group = None
     membership.begin(flight)
     assert not membership.wait(flight).sums
@@ -176,7 +176,7 @@ def test_operation_of_an_idle_worker_has_no_sums():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), PeerFailedError("gone")])
 def test_interrupted_settle_keeps_the_operation_in_flight(error):
-    membership, (flight, done) = FixedMembership((0, 1)), flying(error)
+    membership, (flight, done) = FixedMembership((0, 1)), make_flight(error)
     membership.begin(flight)
     with pytest.raises(type(error)):
         membership.settle()
@@ -187,7 +187,7 @@ def test_interrupted_settle_keeps_the_operation_in_flight(error):
 
 
 def test_operation_rejected_by_all_members_leaves_the_queue():
-    membership, (flight, _) = FixedMembership((0, 1)), flying(InputError("settings differ"))
+    membership, (flight, _) = FixedMembership((0, 1)), make_flight(InputError("settings differ"))
     membership.begin(flight)
     with pytest.raises(InputError):
         membership.arrive(flight)
@@ -203,7 +203,7 @@ def test_operation_that_fails_to_start_is_not_queued():
 
 
 def test_drop_waits_for_all_operations_and_releases_their_arrays():
-    membership, both = FixedMembership((0, 1)), [flying(turn=turn) for turn in (1, 2)]
+    membership, both = FixedMembership((0, 1)), [make_flight(turn=turn) for turn in (1, 2)]
     for flight, _ in both:
         membership.begin(flight)
     membership.drop()
@@ -211,7 +211,7 @@ def test_drop_waits_for_all_operations_and_releases_their_arrays():
     assert not membership.flights
 
 
-# Roll call: each place of a meeting has its own answers, which are not those of another place or time.
+# Exchanges of a gathering: each has its own answers.
 
 
 PAIRS = static_groups(4, [[0, 1], [2, 3]])
@@ -223,7 +223,7 @@ def make_linear(world, num_workers, strategy):
 
 
 def test_exchanges_of_one_gathering_and_of_the_next_stay_separate(ranks):
-    """A fast worker comes to the second place while the slow one's words of the first are still there."""
+    """A fast worker reaches the second exchange while the slow worker's text of the first is still in the store."""
     hearts = {}
 
     def run(world):
@@ -235,7 +235,7 @@ def test_exchanges_of_one_gathering_and_of_the_next_stay_separate(ranks):
                 for what in ("first place", "second place"):
                     if world.rank == 1 and answers:
                         until(lambda what=what: what in hearts[0].last[0])
-                        time.sleep(0.05)  # rank 0 looks at what is there
+                        time.sleep(0.05)  # rank 0 reads the store
                     answers.append(optimizer.meeting.exchange(what, {"said": [gathering, what, world.rank]}))
         optimizer.finish()
         return answers
@@ -249,7 +249,7 @@ def test_exchanges_of_one_gathering_and_of_the_next_stay_separate(ranks):
 
 
 def test_checkpoint_after_differing_rounds_raises_on_all_workers(ranks, tmp_path):
-    """Two pairs that never wait for one another may come after different numbers of rounds."""
+    """Two pairs that never wait for each other may call it after different numbers of rounds."""
 
     def run(world):
         model, optimizer = make_linear(world, 4, PAIRS)

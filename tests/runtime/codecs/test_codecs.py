@@ -1,4 +1,4 @@
-"""The codecs by themselves: a NumPy model's bits, errors within the stated bounds, and what is not finite stays so."""
+"""The codecs alone: bitwise equality with a NumPy model, error bounds, and non-finite values."""
 
 import os
 from fractions import Fraction
@@ -17,7 +17,7 @@ DRAWS = int(os.environ.get("PARTREDUCE_CODED_SUMS", "150"))
 
 
 def adversarial(rng, length):
-    """Blocks of every sort: huge ranges, subnormal numbers, zeros, one outlier, ties, the largest and the least."""
+    """Adversarial blocks: wide ranges, subnormal numbers, zeros, outliers, ties, largest and smallest values."""
     values = rng.standard_normal(length) * 2.0 ** rng.integers(-149, 126, length).astype(float)
     kind = rng.integers(7)
     if kind == 0:
@@ -103,7 +103,7 @@ def test_frames_accept_any_float_dtype_and_have_the_stated_size(codec, dtype):
 
 @pytest.mark.parametrize("codec", ["float16", "bfloat16"])
 def test_16_bit_codecs_keep_their_error_bound(codec):
-    """To the largest number of a codec's range, and through the subnormal ones."""
+    """Up to the largest value of a codec's range, and over subnormal numbers."""
     rng = np.random.default_rng(3)
     values = np.concatenate([adversarial(rng, 500) for _ in range(40)])
     values = np.append(values[np.abs(values) <= LARGEST[codec]], [LARGEST[codec], -LARGEST[codec]]).astype(np.float32)
@@ -115,7 +115,7 @@ def test_16_bit_codecs_keep_their_error_bound(codec):
 
 
 def test_error_feedback_adds_the_residual_to_the_next_values():
-    """With feedback, what came out of many roundings differs from what went in by one rounding's leftover."""
+    """With error feedback, the outputs of many roundings differ from the inputs by one residual in total."""
     coding = Coding(Transport(codec=Codec.INT8, error_feedback=True), leftovers=Leftovers())
     rng = np.random.default_rng(2)
     total, sent = np.zeros(300), np.zeros(300)
@@ -144,7 +144,7 @@ def test_codings_save_and_load_residuals_only_with_feedback():
     assert plain.state() == {}
     assert [coding.leftovers for coding in plain.of_buckets] == [None, None]
     fed_back = Codings.of(Transport(codec=Codec.INT8, error_feedback=True), 2)
-    assert list(fed_back.state()) == ["feedback"], "nothing is left over yet, which a checkpoint must say"
+    assert list(fed_back.state()) == ["feedback"], "a checkpoint must record that there is no residual yet"
     fed_back.of_buckets[1].leftovers.keep("flat sum", torch.ones(3), torch.zeros(3))
     saved = {name: tensor.clone() for name, tensor in fed_back.state().items()}
     fed_back.clear()

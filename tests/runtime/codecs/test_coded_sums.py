@@ -1,7 +1,7 @@
-"""Coded sums of groups: equal to a model in NumPy bit for bit, on all members, within their bounds; and kills.
+"""Coded sums of groups: bitwise equal to a NumPy model on all members, within the error bounds, and under kills.
 
 `PARTREDUCE_CODED_SUMS=1200 pytest tests/runtime/codecs/test_coded_sums.py -k random` draws that many groups; the
-suite draws fewer.
+default is lower.
 """
 
 import os
@@ -30,7 +30,7 @@ CHUNK = 12
 
 @dataclass(frozen=True)
 class Case:
-    """A group of a cluster, how its sums travel, and what its members give: [members, numbers] for each sum."""
+    """A group of a cluster, its transport, and the inputs of each sum as [members, values]."""
 
     cluster: Cluster
     members: tuple[int, ...]
@@ -49,7 +49,7 @@ class Case:
 
 
 def numbers(rng, members, length):
-    """Shapes of numbers that a codec must bear."""
+    """Inputs of several distributions that a codec must support."""
     kind = rng.choice(["normal", "dyadic", "wide", "outliers", "zeros", "tiny"])
     shape = (members, length)
     values = rng.standard_normal(shape)
@@ -92,7 +92,7 @@ def draw(seed):
 
 
 def sum_case(world, case):
-    """What this worker has of each sum of a case; None outside its group."""
+    """This worker's results of all sums of a case; None outside the group."""
     ours = world_for_algorithm(world, case.transport.algorithm, case.cluster)
     ours.prepare(case.plan())
     results = None
@@ -100,13 +100,13 @@ def sum_case(world, case):
         group, place = ours.communicator(case.members), case.members.index(world.rank)
         results = [torch.from_numpy(given[place].copy()) for given in case.given]
         works = [group.all_reduce(one, Coding(case.transport)) for one in results]
-        for work in works:  # all under way together, in one order
+        for work in works:  # all in flight together, in one order
             work.wait()
     return results
 
 
 def model_of(case, index):
-    """What the model says of a sum: one row, or the rows among which each number is."""
+    """The sum by the NumPy model: one row, or several rows of candidates for each value."""
     transport, given = case.transport, case.given[index]
     across_only = transport.where is st.CodecScope.ACROSS_NODES
     codec, block = transport.codec.value, transport.block if transport.codec.has_blocks else 1
@@ -129,7 +129,7 @@ def check(case, answers):
         for other in answers[1:]:
             assert mine.tobytes() == other[index].numpy().tobytes(), "members differ"
         candidates = model_of(case, index)
-        assert (mine.view(np.uint32) == candidates.view(np.uint32)).any(axis=0).all(), "not what the model says"
+        assert (mine.view(np.uint32) == candidates.view(np.uint32)).any(axis=0).all(), "differs from the model"
         sizes = np.abs(given.astype(np.float64))
         if case.transport.codec.has_blocks:
             sizes = np.stack([coded_sums.peaks_of(row, case.transport.block) for row in sizes])
@@ -169,7 +169,7 @@ def test_worker_killed_in_any_stage_is_named_and_partial_sums_are_dropped(driver
     for report in answer["errors"].values():
         assert report["error"] == "PeerFailedError"
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
-        # A late worker hears of the death in the step before; one that had all that it needed, in the next one.
+        # A late worker learns of the death in the previous step; a worker that had all its inputs, in the next one.
         assert re.match(r"step ([123]), round \1: group \{0,1,2,3\}", report["text"])
         assert report["seconds"] < 30  # the timeout is 60 s
     stepped = [report for report in answer["reports"] if "values" in report]
@@ -180,7 +180,7 @@ def test_worker_killed_in_any_stage_is_named_and_partial_sums_are_dropped(driver
 
 
 def flat_groups(world, transport, cluster):
-    """The group of all workers, which sums as `transport` says."""
+    """The world and the group of all workers with the given transport."""
     ours = world_for_algorithm(world, transport.algorithm, cluster)
     ours.prepare(Schedule("all", cluster, st.AllReduce(transport=transport)))
     return ours, ours.everyone()
@@ -210,7 +210,7 @@ def test_destroying_a_group_fails_coded_sums_on_all_members(ranks):
 
 
 def test_long_tensors_keep_an_error_feedback_residual_for_each_part(ranks, monkeypatch):
-    """Five parts of a hierarchical sum: with feedback the mean of many sums comes near the exact sum."""
+    """A hierarchical sum in five parts: with error feedback the mean of many sums approaches the exact sum."""
     monkeypatch.setattr(multistage_allreduce, "LARGEST_PART", 4096)
     transport = st.Transport(
         algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, block=64, error_feedback=True
@@ -244,7 +244,7 @@ def test_long_tensors_keep_an_error_feedback_residual_for_each_part(ranks, monke
 @pytest.mark.parametrize("codec", [st.Codec.INT8, st.Codec.FLOAT16])
 @pytest.mark.parametrize("algorithm", [st.AllReduceAlgorithm.RING, st.AllReduceAlgorithm.HIERARCHICAL])
 def test_tensor_sent_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algorithm, codec):
-    """Nine parts, of which several are under way at the same time."""
+    """A tensor in nine parts, of which several are in flight at the same time."""
     monkeypatch.setattr(multistage_allreduce, "LARGEST_PART", 4096)
     block = 64 if codec is st.Codec.INT8 else 1
     transport = st.Transport(algorithm=algorithm, codec=codec, **({"block": block} if codec is st.Codec.INT8 else {}))
@@ -271,7 +271,7 @@ def test_tensor_sent_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algo
 
 
 def test_parts_are_pipelined_through_the_stages():
-    """At most as many are under way as have stages, and all members do the same in the same order."""
+    """At most as many parts are in flight as there are stages, in the same order on all members."""
     said = []
 
     def stages(part, index):

@@ -1,4 +1,4 @@
-"""The claim `codec-error` against the sums that really run: no number is further off, and some are nearly as far."""
+"""The claim `codec-error` compared with the sums of a run: an upper bound that adversarial inputs nearly attain."""
 
 import random
 from fractions import Fraction
@@ -39,13 +39,13 @@ IN_8 = [
 
 
 def adversaries(transport, num_members):
-    """What members give, [cases, members, numbers]: drawn, and made so that each rounding takes as much as it can."""
+    """Inputs as [cases, members, values]: random ones, and ones that maximize each rounding error."""
     rng = np.random.default_rng(1)
     unit = {st.Codec.FLOAT16: 2.0**-11, st.Codec.BFLOAT16: 2.0**-8, st.Codec.INT8: 2.0**-8, st.Codec.INT4: 2.0**-4}[
         transport.codec
     ]
     cases = [rng.normal(size=(num_members, LENGTH)), rng.random((num_members, LENGTH)) * 1e-6]
-    for large in range(num_members):  # the others vanish when added to it, one after the other
+    for large in range(num_members):  # the other values are rounded away when added to it one by one
         case = np.full((num_members, LENGTH), unit * (1 - 2.0**-6))
         case[large] = 1.0
         cases.append(case)
@@ -63,7 +63,7 @@ def adversaries(transport, num_members):
 
 
 def decoded_means(ranks, transport, given):
-    """What every worker takes for the mean of each case, [workers, cases, numbers]."""
+    """The decoded mean of each case on every worker, [workers, cases, values]."""
     schedule = Schedule("coded", CLUSTER, st.AllReduce(transport=transport))
 
     def work(world):
@@ -103,7 +103,7 @@ def test_decoded_means_are_bitwise_equal_and_within_the_claimed_error(ranks, tra
     ids=str,
 )
 def test_16_bit_error_does_not_grow_with_workers_per_node(ranks, transport):
-    """Added to a 1 each of the others would vanish: they add up to what counts before anybody rounds."""
+    """Added to 1 one by one, the small values would be rounded away; the node adds them before rounding."""
     unit = float(coded_sums.UNIT_ROUNDOFF[transport.codec.value])
     cluster = Cluster.regular(2, 4)
     small = np.float32(unit * (1 - 2.0**-6))
@@ -123,11 +123,11 @@ def test_16_bit_error_does_not_grow_with_workers_per_node(ranks, transport):
         for shape in ((2, 2), (16, 16))
     ]
     claims = [Fraction(proof["codec-error"].numbers["relative"]) for proof in proofs]
-    assert claims[1] - claims[0] <= 40 * coded_sums.UNIT_ROUNDOFF["float32"], "only what float32 takes grows"
+    assert claims[1] - claims[0] <= 40 * coded_sums.UNIT_ROUNDOFF["float32"], "only the float32 rounding grows"
 
 
 def rounds_of(world, schedule, pushes):
-    """The parameters of one worker after every round, each of which moves it by one of its pushes."""
+    """The parameters of one worker after every round of one push each."""
     weight = torch.nn.Parameter(torch.full((LENGTH,), 3.0))
     model = torch.nn.Module()
     model.register_parameter("weight", weight)
@@ -168,7 +168,7 @@ def test_parameter_mean_error_is_relative_to_progress_since_the_reference(ranks,
 
 @pytest.mark.parametrize("transport", IN_16 + IN_8, ids=str)
 def test_claim_is_no_looser_than_the_codec_error_bound(transport):
-    """`topo.codec_numbers` follows the stages by another lemma of summation, whose bound is a little larger."""
+    """`topo.codec_numbers` uses another summation lemma, with a slightly larger bound."""
     for num_nodes, on_each in ((2, 2), (4, 4), (3, 1), (9, 8)):
         schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), st.AllReduce(transport=transport))
         entry = prove(schedule)["codec-error"].numbers
@@ -177,7 +177,7 @@ def test_claim_is_no_looser_than_the_codec_error_bound(transport):
             transport.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
             across_only=transport.where is st.CodecScope.ACROSS_NODES and staged,
         )  # fmt: skip
-        first = Fraction(3, 2**24)  # what members round before, which is no part of the codecs' own bound
+        first = Fraction(3, 2**24)  # the float32 rounding of members, which the codec bound excludes
         assert Fraction(entry["relative"]) <= beside.relative + first * (1 + 2 * beside.relative) + Fraction(1, 2**32)
         if num_nodes * on_each < 20:
             assert Fraction(entry["relative"]) >= beside.relative * Fraction(9, 10)

@@ -1,4 +1,4 @@
-"""Training with codecs: replicas stay equal, losses near; what leaves a codec's range is an error that names it."""
+"""Training with codecs: replicas stay equal, losses stay close, and values beyond a codec's range raise."""
 
 import math
 
@@ -39,7 +39,7 @@ def network():
 
 
 class Training:
-    """One worker's training on its own numbers, which can stop and continue."""
+    """One worker's training on rank-specific data, which can stop and continue."""
 
     def __init__(self, world, plan, **options):
         self.model = network()
@@ -59,7 +59,7 @@ class Training:
         return losses
 
     def backward(self, parameter, index, value):
-        """Gradients of a step, of which one number is given."""
+        """Compute the gradients of a step, and replace one element."""
 
         def change(gradient):
             gradient = gradient.clone()
@@ -94,7 +94,7 @@ def plain_losses(ranks):
 
 
 WITHOUT_REFERENCE = ("float16", "bfloat16 across", "int8 across", "int8 hierarchical feedback")
-"""The others, in a ring and by a server on one host, are cells of the conformance table."""
+"""The other transports, with ring All-Reduce and a one-host server, are in the conformance table."""
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_codecs_keep_replicas_equal_and_losses_close(ranks, plain_losses, name, 
 
 @pytest.mark.parametrize("strategy", [st.AllReduce, st.Server])
 def test_finite_gradient_beyond_float16_raises_on_all_workers(ranks, strategy):
-    """Rank 2's gradient of the last bias leaves the range; everybody hears of it, and it hears which number it was."""
+    """Rank 2's gradient of the last bias exceeds the range; all workers raise, and rank 2's message has the value."""
 
     def work(world):
         training = Training(world, plan_of(TRANSPORTS["float16"], strategy))
@@ -135,7 +135,7 @@ def test_finite_gradient_beyond_float16_raises_on_all_workers(ranks, strategy):
 
 
 def test_partial_sum_beyond_float16_raises(ranks):
-    """Every share is in the range; their sum is not."""
+    """Every share is within the range, and their sum is not."""
 
     def work(world):
         training = Training(world, plan_of(TRANSPORTS["float16"]))
@@ -163,7 +163,7 @@ def test_infinite_scaled_gradients_skip_the_step_on_all_workers(ranks, name, bad
         assert torch.equal(before, training.weights())
         assert not torch.isfinite(training.model[0].weight.grad[3, 2])
         losses = training.steps(3, 6)
-        assert all(map(math.isfinite, losses)), "nothing of it stays"
+        assert all(map(math.isfinite, losses)), "no infinite value remains"
         return training.end()
 
     answers = ranks.run(MEMBERS, work)
