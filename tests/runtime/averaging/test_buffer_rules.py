@@ -110,7 +110,7 @@ def test_every_buffer_kind_has_a_case_and_a_row_in_the_docs():
 
 
 @pytest.mark.parametrize(
-    ("values", "looks"),
+    ("values", "kind"),
     [
         ([0, 1, 1], "mask"),
         ([0, 0], "uniform"),
@@ -120,12 +120,12 @@ def test_every_buffer_kind_has_a_case_and_a_row_in_the_docs():
         ([2, 2], "other"),
     ],
 )
-def test_zeros_and_ones_are_classified_as_a_mask(values, looks):
-    assert values_of(torch.tensor(values, dtype=torch.float32)) == Values(looks)
+def test_zeros_and_ones_are_classified_as_a_mask(values, kind):
+    assert values_of(torch.tensor(values, dtype=torch.float32)) == Values(kind)
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("now", "message"),
     [
         (None, "was removed on worker 2, and was there on all workers when DistributedOptimizer was made; keep it"),
         (torch.zeros(4), r"has the shape \[4\] on worker 2 now, and had \[3\] on all .* give it the new one on every"),
@@ -134,8 +134,8 @@ def test_zeros_and_ones_are_classified_as_a_mask(values, looks):
         (torch.zeros(3, dtype=torch.int64), "is torch.int64 on worker 2 now"),
     ],
 )
-def test_changed_buffer_spec_raises_with_its_name(now, said):
-    with pytest.raises(InputError, match=f"buffer 'net.seen': {said}"):
+def test_changed_buffer_spec_raises_with_its_name(now, message):
+    with pytest.raises(InputError, match=f"buffer 'net.seen': {message}"):
         check_spec("net.seen", now, BufferSpec.of(torch.zeros(3)), 2)
 
 
@@ -319,8 +319,8 @@ def test_buffer_grown_in_mean_model_raises_and_parameters_are_restored(ranks):
             seen.append(model.weight.detach().clone())
             model.grow(11)
 
-        said = rf"has the shape \[11\] on worker {world.rank} now, and had \[6\] when mean_model\(\) began"
-        with pytest.raises(InputError, match=f"buffer 'positions': {said}"):
+        message = rf"has the shape \[11\] on worker {world.rank} now, and had \[6\] when mean_model\(\) began"
+        with pytest.raises(InputError, match=f"buffer 'positions': {message}"):
             evaluate(optimizer, look)
         kept = torch.equal(model.weight, before)
         model.grow(6)

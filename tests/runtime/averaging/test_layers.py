@@ -12,6 +12,7 @@ from partreduce import strategies as st
 from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.averaging import bucketed_gradients
 from partreduce.runtime.averaging.bucketed_gradients import SEGMENT_BYTES, Segment, segments_of
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 
 LAYERS = st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)
 SYNCS = pytest.mark.parametrize("sync", [st.Synchronous(), st.Pipeline()], ids=["synchronous", "pipeline"])
@@ -121,8 +122,6 @@ def test_segments_follow_reverse_order_and_merge_tiny_layers():
 
 
 def flat_of(model):
-    from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return FlatModel(model, optimizer, BufferPolicy.AVERAGE, StatePolicy.LOCAL)
 
@@ -206,11 +205,11 @@ def test_pipeline_sends_segments_while_it_has_room(ranks, width, wanted):
     assert ranks.run(2, work) == [wanted] * 2
 
 
-def check_misuse(world, misuse, *, words, sync=None, again=True):
+def check_misuse(world, misuse, *, message, sync=None, again=True):
     """Misuse a step on all workers; the run then continues without that step."""
     run = Ones(world, sync=sync)
     run.backward()
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         misuse(run.optimizer, run.model, run.gradients)
     assert "\n" not in str(caught.value)
     if not again:
@@ -247,7 +246,7 @@ def one_of_them(optimizer, model, _gradients):
 
 @SYNCS
 @pytest.mark.parametrize(
-    ("misuse", "words"),
+    ("misuse", "message"),
     [
         (twice, r"sending layers: parameter 'weights.1' got a gradient a second time before step\(\)"),
         (
@@ -258,14 +257,14 @@ def one_of_them(optimizer, model, _gradients):
         (replace_gradient, "was changed after backward"),
     ],
 )
-def test_changing_a_sent_gradient_raises_and_the_run_continues(ranks, misuse, words, sync):
-    assert ranks.run(2, lambda world: check_misuse(world, misuse, words=words, sync=sync)) == [{-2.0}] * 2
+def test_changing_a_sent_gradient_raises_and_the_run_continues(ranks, misuse, message, sync):
+    assert ranks.run(2, lambda world: check_misuse(world, misuse, message=message, sync=sync)) == [{-2.0}] * 2
 
 
 @on_ranks(2, fresh=True)
 def test_peers_reject_the_sum_if_one_worker_changes_sent_gradients(world):
     if world.rank == 0:
-        return check_misuse(world, one_of_them, words="was changed after backward", again=False)
+        return check_misuse(world, one_of_them, message="was changed after backward", again=False)
     run = Ones(world)
     run.backward()
     with pytest.raises(PeerFailedError, match="their tags differ"):

@@ -272,17 +272,17 @@ def test_tensor_sent_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algo
 
 def test_parts_are_pipelined_through_the_stages():
     """At most as many parts are in flight as there are stages, in the same order on all members."""
-    said = []
+    stages_run = []
 
     def stages(part, index):
         for stage in range(3):
-            said.append((index, stage))
+            stages_run.append((index, stage))
             yield
-        said.append((index, 3))
+        stages_run.append((index, 3))
 
     multistage_allreduce.in_parts(torch.arange(10), 5, 2, stages)
     steps = [[(newest - stage, stage) for stage in range(4) if 0 <= newest - stage < 5] for newest in range(8)]
-    assert said == [one for step in steps for one in step]
+    assert stages_run == [one for step in steps for one in step]
 
 
 def test_across_nodes_scope_leaves_sums_within_a_node_exact(ranks):
@@ -324,13 +324,13 @@ def test_second_communicators_count_toward_the_group_limit(world):
     with pytest.raises(MissingDependencyError, match="was not made for sums in int8"):
         world.everyone().all_reduce(torch.ones(8), Coding(st.Transport(codec=st.Codec.INT8)))
     world.prepare(Schedule("coded", Cluster.regular(1, 2), st.AllReduce(transport=st.Transport(codec=st.Codec.INT8))))
-    beside = world.create((0, 1), name="of a side thread")
-    assert beside is not world.everyone()
-    assert world.communicator((0, 1), name="of a side thread") is beside
+    second = world.create((0, 1), name="of a side thread")
+    assert second is not world.everyone()
+    assert world.communicator((0, 1), name="of a side thread") is second
     with pytest.raises(UnavailableError, match="other: was not made at start"):
         world.communicator((0, 1), name="other")
     sums = [torch.ones(100), torch.full((100,), 2.0)]
-    works = [group.all_reduce(one) for group, one in zip((world.everyone(), beside), sums, strict=True)]
+    works = [group.all_reduce(one) for group, one in zip((world.everyone(), second), sums, strict=True)]
     for running in works:
         running.wait()
     return [set(one.tolist()) for one in sums]

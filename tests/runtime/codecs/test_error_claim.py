@@ -173,14 +173,14 @@ def test_claim_is_no_looser_than_the_codec_error_bound(transport):
         schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), st.AllReduce(transport=transport))
         entry = prove(schedule)["codec-error"].numbers
         staged = transport.algorithm is st.AllReduceAlgorithm.HIERARCHICAL and on_each > 1
-        beside = coded_sums.sum_error(
+        bound = coded_sums.sum_error(
             transport.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
             across_only=transport.where is st.CodecScope.ACROSS_NODES and staged,
         )  # fmt: skip
         first = Fraction(3, 2**24)  # the float32 rounding of members, which the codec bound excludes
-        assert Fraction(entry["relative"]) <= beside.relative + first * (1 + 2 * beside.relative) + Fraction(1, 2**32)
+        assert Fraction(entry["relative"]) <= bound.relative + first * (1 + 2 * bound.relative) + Fraction(1, 2**32)
         if num_nodes * on_each < 20:
-            assert Fraction(entry["relative"]) >= beside.relative * Fraction(9, 10)
+            assert Fraction(entry["relative"]) >= bound.relative * Fraction(9, 10)
 
 
 @pytest.mark.parametrize("codec", [st.Codec.FLOAT16, st.Codec.BFLOAT16, st.Codec.INT8])
@@ -188,10 +188,10 @@ def test_server_claims_two_roundings_and_their_error(codec):
     schedule = Schedule("s", CLUSTER, st.Server(transport=st.Transport(codec=codec)))
     proof = prove(schedule)
     witness = proof["codec-error"].witness
-    beside = coded_sums.sum_error(codec.value, 4, through_servers=True)
+    bound = coded_sums.sum_error(codec.value, 4, through_servers=True)
     assert witness["roundings"] == 2
-    assert 0 <= Fraction(witness["relative"]) - beside.relative <= Fraction(4, 2**24)
-    assert Fraction(witness["absolute"]) >= beside.absolute
+    assert 0 <= Fraction(witness["relative"]) - bound.relative <= Fraction(4, 2**24)
+    assert Fraction(witness["absolute"]) >= bound.absolute
     assert proof["equal-replicas"].status is Status.FOLLOWS
     assert "uses the rounded answer too" in proof["equal-replicas"].explanation
     assert "codec-error" not in prove(Schedule("s", CLUSTER, st.Server()))

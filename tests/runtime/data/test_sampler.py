@@ -1,4 +1,4 @@
-"""RoundSampler: disjoint shares by steps_per_round, the same number of rounds for all, resumable in mid-epoch."""
+"""RoundSampler: disjoint shares by steps_per_round, equal numbers of rounds, and resuming within an epoch."""
 
 import random
 from functools import partial
@@ -60,7 +60,7 @@ def test_resume_mid_epoch_yields_the_remaining_samples():
     assert list(sampler) == whole[5 * 4 :]
     assert len(sampler) == len(whole) - 20
     sampler.set_epoch(2)
-    assert list(sampler) == whole[5 * 4 :], "the loop over epochs selects the resumed one again"
+    assert list(sampler) == whole[5 * 4 :], "set_epoch() of the resumed epoch keeps the position"
     sampler.set_epoch(3)
     assert len(sampler) == len(whole)
 
@@ -88,7 +88,7 @@ def test_workers_with_unequal_steps_per_round_end_at_the_same_round():
 
 
 def train_by(world, loader_of, loop):
-    """Rounds and steps after two epochs of a loop over a loader, workers having steps per round 1, 3 and 2."""
+    """Rounds and steps after two epochs of a loop over a loader, with 1, 3 and 2 steps per round."""
     plan = schedule((1, 3, 2))
     model = torch.nn.Linear(1, 1)
     optimizer = wrap(world, model, plan, lr=1e-05)
@@ -109,14 +109,14 @@ def stream(plan, rank):
     return iter(even(plan, rank))
 
 
-def deal(plan, rank):
+def sampled(plan, rank):
     data = torch.arange(40.0).view(-1, 1)
     return torch.utils.data.DataLoader(data, 2, sampler=RoundSampler(data, plan, 2, rank=rank), drop_last=True)
 
 
-@pytest.mark.parametrize("loader_of", [even, stream, deal])
+@pytest.mark.parametrize("loader_of", [even, stream, sampled])
 def test_optimizer_batches_ends_all_workers_at_the_same_round(loader_of):
-    """Loaders of ten batches each give three rounds of up to three; a RoundSampler has done so already."""
+    """Ten batches per loader give three rounds of up to three steps; a RoundSampler already ends in a whole round."""
     train = partial(train_by, loader_of=loader_of, loop=DistributedOptimizer.batches)
     assert ThreadRanks(3).run(3, train) == [(6, 6), (6, 18), (6, 12)]
 
@@ -125,13 +125,11 @@ def test_loop_that_ignores_steps_per_round_raises_with_advice():
     errors = ThreadRanks(3).run(
         3, partial(train_by, loader_of=even, loop=lambda _, loader: loader), catch=PeerFailedError
     )
-    told = "the schedule has workers take 1 to 3 steps a round; loop over `optimizer.batches(loader)`"
-    assert all(told in str(error) for error in errors)
+    advice = "the schedule has workers take 1 to 3 steps a round; loop over `optimizer.batches(loader)`"
+    assert all(advice in str(error) for error in errors)
 
 
 def test_mean_model_on_one_worker_raises_with_advice_on_the_call():
-    """Its loop is right, so that advice about the loop alone led nowhere."""
-
     def run(world):
         def batches(optimizer, loader):
             yield from optimizer.batches(loader)
@@ -146,15 +144,15 @@ def test_mean_model_on_one_worker_raises_with_advice_on_the_call():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ({"data": 10, "batch_size": 5}, "has 10 samples and one round of all workers takes 15"),
         ({"data": 100, "batch_size": 0}, "both are at least 1"),
         ({"data": 100, "batch_size": 1, "rank": 3}, "has ranks 0..2"),
     ],
 )
-def test_invalid_sampler_arguments_raise(arguments, words):
-    with pytest.raises(InputError, match=words):
+def test_invalid_sampler_arguments_raise(arguments, message):
+    with pytest.raises(InputError, match=message):
         RoundSampler(schedule=Schedule("s", Cluster.regular(1, 3), AllReduce()), **{"rank": 0, **arguments})
 
 
@@ -164,54 +162,51 @@ class Endless(torch.utils.data.IterableDataset):
 
 
 def test_loader_of_an_iterable_dataset_has_no_sampler():
-    """Once `'_InfiniteConstantSampler' has no len()`."""
     loader = torch.utils.data.DataLoader(Endless(), batch_size=2)
     assert sampler_of(loader) is None
     assert len(list(loader)) == 3
 
 
-# The samples of an epoch over losses and joins: none in two averages, and none left out that would fill a round.
+# The samples of an epoch over losses and joins: no sample is in two averages, and no full round is left out.
 
 
 ALL = (0, 1, 2, 3)
 
 
-def samples_seen(views, *, samples, per_step=2, worker_steps=(1, 1, 1, 1), start=0):
-    """What is in an average, in order, and who is a member at the end."""
-    rounds = list(assign_samples(range(samples), views, worker_steps, per_step, start))
-    return [sample for _, hands in rounds for own in hands.values() for sample in own], rounds
+def rounds_of(views, *, samples, per_step=2, worker_steps=(1, 1, 1, 1), start=0):
+    return list(assign_samples(range(samples), views, worker_steps, per_step, start))
 
 
 def test_samples_are_assigned_by_rank_and_steps_per_round():
-    _, rounds = samples_seen([(-1, ALL)], samples=22, worker_steps=(1, 2, 1, 1), start=5)
+    rounds = rounds_of([(-1, ALL)], samples=22, worker_steps=(1, 2, 1, 1), start=5)
     assert rounds[0] == (5, {0: [0, 1], 1: [2, 3, 4, 5], 2: [6, 7], 3: [8, 9]})
     assert [round_ for round_, _ in rounds] == [5, 6]
 
 
 def test_samples_of_a_lost_worker_are_reassigned_in_the_next_round():
-    _, rounds = samples_seen([(-1, ALL), (1, (0, 1, 3))], samples=30)
+    rounds = rounds_of([(-1, ALL), (1, (0, 1, 3))], samples=30)
     assert rounds[1] == (1, {0: [8, 9], 1: [10, 11], 3: [14, 15]})
     assert rounds[2] == (2, {0: [12, 13], 1: [16, 17], 3: [18, 19]})
 
 
 def test_joining_worker_takes_one_step_and_then_full_shares():
-    _, rounds = samples_seen([(-1, (0, 1)), (1, (0, 1, 2))], samples=40, worker_steps=(2, 2, 2), per_step=1)
+    rounds = rounds_of([(-1, (0, 1)), (1, (0, 1, 2))], samples=40, worker_steps=(2, 2, 2), per_step=1)
     assert rounds[1] == (1, {0: [4, 5], 1: [6, 7], 2: [8]})
     assert rounds[2] == (2, {0: [9, 10], 1: [11, 12], 2: [13, 14]})
 
 
 def test_loss_and_join_in_one_round_reassign_the_samples():
-    _, rounds = samples_seen([(-1, (0, 1, 2)), (0, (0, 1)), (0, (0, 1, 2))], samples=12)
+    rounds = rounds_of([(-1, (0, 1, 2)), (0, (0, 1)), (0, (0, 1, 2))], samples=12)
     assert rounds[0] == (0, {0: [0, 1], 1: [2, 3], 2: [4, 5]})
 
 
 def test_views_of_earlier_epochs_give_the_initial_members():
-    _, rounds = samples_seen([(-1, ALL), (2, (0, 1, 3)), (7, (0, 3))], samples=12, start=4)
+    rounds = rounds_of([(-1, ALL), (2, (0, 1, 3)), (7, (0, 3))], samples=12, start=4)
     assert rounds[0] == (4, {0: [0, 1], 1: [2, 3], 3: [4, 5]})
 
 
 def test_joining_worker_repeats_the_first_samples_if_too_few_remain():
-    _, rounds = samples_seen([(-1, (0, 1)), (1, (0, 1, 2))], samples=9)
+    rounds = rounds_of([(-1, (0, 1)), (1, (0, 1, 2))], samples=9)
     assert rounds[1] == (1, {0: [4, 5], 1: [6, 7], 2: [8, 0]})
 
 
@@ -232,9 +227,9 @@ def test_random_losses_and_joins_use_each_sample_once(seed):
         views.append((round_, members))
     samples = draws.randint(0, 120)
     rounds = list(assign_samples(range(samples), views, worker_steps, per_step, 0))
-    met = [sample for _, hands in rounds for own in hands.values() for sample in own]
-    repeated = len(met) - len(set(met))
+    used = [sample for _, hands in rounds for own in hands.values() for sample in own]
+    repeated = len(used) - len(set(used))
     is_short = max((after for after, _ in views), default=0) >= len(rounds) - 1
     assert repeated == 0 or (is_short and repeated <= per_step * size)
-    last = next(who for after, who in reversed(views) if after < len(rounds))
-    assert samples - len(set(met)) < per_step * sum(worker_steps[one] for one in last)
+    last = next(present for after, present in reversed(views) if after < len(rounds))
+    assert samples - len(set(used)) < per_step * sum(worker_steps[one] for one in last)

@@ -1,4 +1,4 @@
-"""shard_dataset: which elements a worker gets, and what is refused or warned of."""
+"""shard_dataset: the elements of each worker, errors and warnings."""
 
 import itertools
 import warnings
@@ -39,7 +39,7 @@ def test_strings_and_datasets_are_sharded():
 
 
 def test_contiguous_shard_keeps_neighboring_tokens():
-    """A bigram model learns from pairs of neighbors: every pair of a contiguous part is one of the text's."""
+    """Every pair of neighbors in a contiguous shard is a pair of neighbors in the text, as bigram models need."""
     tokens = torch.randint(50, (999,), generator=torch.Generator().manual_seed(1))
     pairs = set(itertools.pairwise(tokens.tolist()))
     part = shard_dataset(tokens, order="contiguous").tolist()
@@ -63,7 +63,7 @@ class Endless(IterableDataset):
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (Endless(), "a Endless has no length"),
         (iter([1, 2, 3]), "has no length"),
@@ -74,8 +74,8 @@ class Endless(IterableDataset):
         ([1, 2], "2 elements are fewer than the 3 workers"),
     ],
 )
-def test_unshardable_data_raises(data, words):
-    with pytest.raises(InputError, match=words):
+def test_unshardable_data_raises(data, message):
+    with pytest.raises(InputError, match=message):
         shard_dataset(data)
 
 

@@ -1,4 +1,4 @@
-"""The group generator and its launcher decide together who of a run with groups on request continues."""
+"""Group generator and launcher: failed and evicted workers of a run with dynamic groups."""
 
 import os
 import signal
@@ -49,11 +49,11 @@ def schedule(tmp_path):
 
 
 def test_reported_death_between_groups_unblocks_the_service():
-    """It was done with its group and had not said so: by itself the service would wait for its lease."""
-    said, found = [], []
+    """Worker 1 finished its group without reporting it; the service alone would wait for the lease to expire."""
+    failed, found = [], []
     two = replace(FOUR_ON_ONE_NODE, nodes=(0, 0), group_size=2)
     with (
-        serving(two, lease=60.0, failed=lambda: [said.pop()] if said else []) as (service, _),
+        serving(two, lease=60.0, failed=lambda: [failed.pop()] if failed else []) as (service, _),
         clients_of(service, 2, retry=0.05) as clients,
     ):
         for client in clients:
@@ -64,8 +64,8 @@ def test_reported_death_between_groups_unblocks_the_service():
         waiting = threading.Thread(target=lambda: found.append(clients[0].group()))
         waiting.start()
         waiting.join(1.0)
-        assert waiting.is_alive(), "for the group with the worker that has not said that it is done"
-        said.append(1)
+        assert waiting.is_alive(), "for the group of the worker that has not reported the end"
+        failed.append(1)
         waiting.join(20)
         assert found == [None]
         assert service.state.status == ("active", "dead")
@@ -100,16 +100,16 @@ class Lines(list):
 
 @pytest.mark.parametrize("most", range(4))
 def test_failures_are_tolerated_up_to_the_limit_and_reported(most):
-    heard, sent = [], []
+    reported, sent = [], []
     workers = [
         SimpleNamespace(rank=rank, code=None, signal=lambda number, rank=rank: sent.append((rank, number)))
         for rank in range(4)
     ]
-    generator = SimpleNamespace(failed=heard.append, evicted=lambda: {2})
+    generator = SimpleNamespace(failed=reported.append, evicted=lambda: {2})
     lines = Lines()
     rule = OnRequest(workers, generator, most, lines)
-    assert not rule.continue_without(workers[0], is_failed=False), "an error of its own"
-    assert heard == []
+    assert not rule.continue_without(workers[0], is_failed=False), "the script raised an error"
+    assert reported == []
     for _ in range(2):
         rule.poll()
     assert (sent, rule.evicted) == ([(2, signal.SIGKILL)], {2})
@@ -118,19 +118,20 @@ def test_failures_are_tolerated_up_to_the_limit_and_reported(most):
     for number, rank in enumerate((2, 0, 3, 1), 1):
         workers[rank].code = -9
         assert rule.continue_without(workers[rank], is_failed=True) == (number <= most)
-    assert heard == [2, 0, 3, 1]
+    assert reported == [2, 0, 3, 1]
 
 
 RUNS = {
-    # options; steps, more than fit into the grace period of the second; signal and who sends it itself; code; finishers
+    # options; steps (the second run must outlast its grace period), signal and the ranks that send it to themselves;
+    # exit code; number of workers that finish
     "two are killed": ([], [100, int(signal.SIGKILL), 1, 3], 0, 2),
-    "two are killed and one may be": (
+    "two killed, one tolerated": (
         ["--tolerate-failures", 1],
         [900, int(signal.SIGKILL), 1, 3],
         137,
         0,
     ),
-    "one is stopped, and not continued": ([], [100, int(signal.SIGSTOP), 3], 76, 3),
+    "one stopped": ([], [100, int(signal.SIGSTOP), 3], 76, 3),
 }
 
 
@@ -149,7 +150,7 @@ def test_run_continues_up_to_the_tolerated_failures(schedule, tmp_path, what):
     [("127.0.0.1", "127.0.0.1", "127.0.0.1"), ("::1", "[::1]", "[::1]"), ("node0", "node0", "0.0.0.0")],
 )
 def test_generator_address_uses_the_host_that_workers_reach(schedule, host, reached, listens):
-    """Whatever that name means on the node itself."""
+    """A host name may resolve to another address on the node itself, so the service listens on all addresses."""
     with generator_process(schedule, host) as process:
         port = process.environment["PARTREDUCE_GENERATOR"].rpartition(":")[2]
         assert process.environment["PARTREDUCE_GENERATOR"] == f"tcp://{reached}:{port}"

@@ -1,4 +1,4 @@
-"""Lease and timeout of a generated schedule are one policy: a short pause is forgiven, an evicted worker ends alone."""
+"""Leases of the group generator: they scale with the timeout, and only silent workers lose them."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ from partreduce.runtime.transport import waiting  # noqa: E402
 
 @pytest.fixture
 def start_service():
-    """Starts services with a given lease; all are ended."""
+    """Start services with a given lease; the fixture ends them."""
     with contextlib.ExitStack() as stack:
 
         def start(lease, num_workers=4):
@@ -28,7 +28,7 @@ def start_service():
 
 
 def ask_all(service, clients):
-    """All have begun a round, and the service has heard of it."""
+    """Begin a round on all clients, and wait until the service has received every request."""
     for client in clients:
         client.begin()
     until(lambda: min(service.state.requests[: len(clients)]) >= 0)
@@ -42,7 +42,7 @@ def test_timeout_below_the_lease_raises(start_service):
 
 
 def test_lease_scales_with_the_timeout_of_the_workers(start_service):
-    """A silence after which a run that waits for eight seconds gives a worker up is nothing to one of ten minutes."""
+    """The same silence evicts a worker with a timeout of 8 s and not one with a timeout of 600 s."""
     services = [start_service(None), start_service(None)]
     with clients_of(services[0], timeout=8.0) as brief, clients_of(services[1], timeout=600.0) as patient:
         for service, clients in zip(services, (brief, patient), strict=True):
@@ -54,7 +54,7 @@ def test_lease_scales_with_the_timeout_of_the_workers(start_service):
 
 
 def test_heartbeats_are_frequent_enough_for_the_lease(start_service):
-    """The workers' timeout says nothing of a shorter lease, and one that waits for nothing repeats no request."""
+    """The lease is shorter than the timeout implies, and an idle worker repeats no request."""
     service = start_service(4.0, num_workers=3)
     with clients_of(service, 3, timeout=60.0) as clients:
         ask_all(service, clients)
@@ -64,7 +64,7 @@ def test_heartbeats_are_frequent_enough_for_the_lease(start_service):
 
 
 def test_pause_of_the_service_does_not_expire_leases(start_service, monkeypatch):
-    """The machine stood for a hundred seconds, so no lease could be renewed; one that is silent afterwards is late."""
+    """No lease can be renewed while the machine sleeps for 100 s; a worker that is silent afterwards is evicted."""
     passed = [0.0]
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
     service = start_service(4.0)

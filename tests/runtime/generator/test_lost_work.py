@@ -1,4 +1,4 @@
-"""Real processes: checkpoints and unequal data under the group generator, with lost workers; full trace disks."""
+"""Processes: checkpoints and uneven inputs under the group generator, with lost workers; full trace disks."""
 
 import contextlib
 import json
@@ -17,13 +17,13 @@ SCENARIOS = "helpers.lost_work"
 
 @pytest.fixture
 def serve():
-    """Starts a group generator for four workers on one node; gives the environment of its workers."""
+    """Start a group generator for four workers on one node; return the environment of its workers."""
     with contextlib.ExitStack() as stack:
         yield lambda lease=20.0: stack.enter_context(serving(FOUR_ON_ONE_NODE, lease=lease))[1]
 
 
 def last_reports(answer, *ranks):
-    """The last reports of the workers that ended well, which are these."""
+    """The last reports of the given ranks, which are exactly the workers that succeeded."""
     good = {r["rank"]: r for r in answer["reports"] if "error" not in r}
     assert set(good) == set(ranks), answer["output"][-2000:]
     assert answer["code"] == 0, answer["output"][-2000:]
@@ -45,7 +45,7 @@ def test_generated_schedules_save_and_resume_after_a_lost_worker(driver, serve, 
     again = driver.run("resuming", environment=serve() | {"PLACE": str(tmp_path)}, survive=True)
     resumed = last_reports(again, 0, 1, 2, 3)
     saved = [report["saved"] for report in left]
-    saved += saved[:1] if dies else []  # who takes the lost one's place starts from the first one's state
+    saved += saved[:1] if dies else []  # the replacement of the lost worker starts from the first worker's state
     assert [report["restored"] for report in resumed] == saved == [report["again"] for report in resumed]
     assert [report["extra"]["rank"] for report in resumed] == [0, 1, 2, 0 if dies else 3]
     assert {(report["round"], report["steps"]) for report in resumed} == {(36, 39)}

@@ -1,4 +1,4 @@
-"""The group generator as a service: order, kills, damage to its log, and strangers at its port."""
+"""The group generator service: order of groups, kills, damaged logs, and unauthenticated peers."""
 
 import contextlib
 import json
@@ -97,7 +97,7 @@ RECORDS = [b'{"a":1}', b'{"b":2}', b'{"c":3}']
 
 
 class Files:
-    """A log of three records as its files are after a clean end, and after a kill; and any other bytes as a log."""
+    """The files of a log of three records after a clean end and after a kill."""
 
     def __init__(self, folder):
         self.path, self.folder = folder / "log", folder
@@ -115,7 +115,7 @@ class Files:
         return self.path.with_name("log-wal")
 
     def opened(self, main, ahead=None):
-        """What a service finds that is started on these files."""
+        """The records that a service reads from these files."""
         for path in self.folder.iterdir():
             path.unlink()
         self.path.write_bytes(main)
@@ -142,7 +142,7 @@ def test_truncated_tail_is_dropped_and_the_rest_kept(files):
     assert all(records == RECORDS[: len(records)] for records in found)
     lengths = [len(records) for records in found]
     assert lengths == sorted(lengths)
-    assert set(lengths) == {0, 2, 3}, "a batch is there or not"
+    assert set(lengths) == {0, 2, 3}, "batches are atomic"
 
 
 def test_tail_of_zeros_is_dropped(files):
@@ -153,7 +153,7 @@ def test_tail_of_zeros_is_dropped(files):
 
 
 def test_flipped_bit_raises_or_changes_nothing(files):
-    """SQLite's pages have unused places; every bit of a record counts, and of a commit that is not in the pages yet."""
+    """SQLite pages have unused bytes; a flipped bit in a record, or in a commit of the write-ahead log, raises."""
     refused = {"closed": [], "killed": []}
     for name, (main, ahead), place in (("closed", files.closed, 0), ("killed", files.killed, 1)):
         for byte in range(0, len((main, ahead)[place]), 3):
@@ -249,7 +249,7 @@ def test_log_of_another_job_raises(tmp_path):
 
 
 class Raw:
-    """A socket at the service's port, with the password of one key and the seal of another, or with neither."""
+    """A raw socket connected to the service, with separately chosen keys for password and seal, or without either."""
 
     def __init__(self, context, service, password=None, key=None, rank=0):
         self.socket = context.socket(zmq.DEALER)
@@ -267,7 +267,7 @@ class Raw:
         self.socket.send_multipart([self.seal(header), *frames], zmq.NOBLOCK)
 
     def answer(self, milliseconds=60_000):
-        """The kind and numbers of what comes back; None if nothing does."""
+        """The next reply; None after the timeout."""
         if not self.socket.poll(milliseconds):
             return None
         header = self.check(self.socket.recv())
@@ -279,7 +279,7 @@ class Raw:
 
 @pytest.fixture
 def raw(service):
-    """Makes sockets at the service's port; all are closed."""
+    """Create raw sockets connected to the service; the fixture closes them."""
     with zmq.Context() as context:
         made = []
 
@@ -294,18 +294,18 @@ def raw(service):
 
 def test_unauthenticated_peers_get_no_answer_and_do_not_disturb_workers(service, raw):
     other = new_key()
-    strangers = [raw(), raw(None, service.key), raw(other, other), raw(service.key, other), raw(other, service.key)]
-    for stranger in strangers:
+    peers = [raw(), raw(None, service.key), raw(other, other), raw(service.key, other), raw(other, service.key)]
+    for peer in peers:
         for _ in range(20):
-            with contextlib.suppress(zmq.Again):  # who was turned away already would wait for ever
-                stranger.send(stranger.packed(FromWorker(0, 13, Ask(0))))
+            with contextlib.suppress(zmq.Again):  # a rejected connection would block forever
+                peer.send(peer.packed(FromWorker(0, 13, Ask(0))))
     host, port = service.address.removeprefix("tcp://").split(":")
     for data in (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"\xff" + b"\0" * 8 + b"\x01\x7f", b""):
         with socket.create_connection((host, int(port)), 5) as connection:
             connection.sendall(data)
     executed = run_workers(service.address, service.key, 4, rounds=5)
     assert sum(map(len, executed.values())) > 0
-    assert all(stranger.socket.poll(50) == 0 for stranger in strangers)
+    assert all(peer.socket.poll(50) == 0 for peer in peers)
     assert set(service.sessions.values()).isdisjoint({13})
 
 
@@ -352,7 +352,7 @@ def test_repeated_requests_and_duplicate_ranks_change_nothing(service, raw):
 
 
 def test_replayed_messages_are_dropped(service, raw):
-    """Also from a connection of his own, to which the answers would go from then on."""
+    """A replay from another connection, which would receive the later replies, is dropped too."""
     member, thief = raw(service.key, service.key), raw(service.key)
     for number in range(2):
         frame = member.seal(member.packed(FromWorker(0, 1, patience=10_000 * number)))
@@ -459,7 +459,7 @@ def test_compacted_log_restores_the_same_state(tmp_path):
 
 
 def test_failed_write_keeps_the_previous_key_file(tmp_path, monkeypatch):
-    """A full disk left an empty file, which the next start took for the keys."""
+    """A full disk must not leave an empty file that the next start would read as the key."""
     path, old = tmp_path / "keys", new_key()
     write_key(path, old)
     assert path.stat().st_mode & 0o777 == 0o600

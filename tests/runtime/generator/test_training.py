@@ -1,4 +1,4 @@
-"""Generated schedules on real gloo groups: means are conserved, orders are the generator's, everybody ends."""
+"""Generated schedules on gloo groups: means are conserved, and workers follow the generator's order."""
 
 import contextlib
 import threading
@@ -89,11 +89,11 @@ def test_missing_generator_raises_with_advice(ranks, monkeypatch):
 
 @pytest.mark.parametrize("when", ["before the sum", "after the sum"])
 def test_failed_average_leaves_the_failed_member_unchanged(ranks, serve, when):
-    """A connection is cut below worker 1: either both lose the average, or worker 0 has it already and worker 1 not."""
+    """Worker 1's connection is cut before the sum (both lose the average) or after it (only worker 1 does)."""
     schedule = Schedule("g", Cluster.regular(1, 2), DynamicGroups(group_size=2, slow_threshold=None))
     notes = serve(schedule)
     ranks.fresh()
-    begun, both_are_past_it = threading.Event(), threading.Barrier(2)
+    begun, both_continued = threading.Event(), threading.Barrier(2)
 
     def train(world):
         model = torch.nn.Linear(1, 1, bias=False)
@@ -106,7 +106,7 @@ def test_failed_average_leaves_the_failed_member_unchanged(ranks, serve, when):
                 broken.append(seq)
                 if world.rank == 0:
                     begun.set()
-                assert begun.wait(40)  # cut sooner, worker 0 would hear that this average failed and never begin it
+                assert begun.wait(40)  # if cut earlier, worker 0 would learn of the failure and never begin
                 if world.rank == 1 and when == "before the sum":
                     world.communicator(group.members).close()
                 if world.rank == 1 and when == "after the sum":
@@ -127,7 +127,7 @@ def test_failed_average_leaves_the_failed_member_unchanged(ranks, serve, when):
             optimizer.step()
             after += [model.weight.item()] if broken else []
             if len(after) == 1:
-                both_are_past_it.wait(40)
+                both_continued.wait(40)
             time.sleep(0.01)
         optimizer.finish()
         return broken[0], after, [seq for seq, _ in strategy.client.executed]
@@ -135,9 +135,9 @@ def test_failed_average_leaves_the_failed_member_unchanged(ranks, serve, when):
     (first, values, executed), (same, own, executed_there) = ranks.run(2, train, limit=200)
     assert first == same
     assert own[0] == 10.0, "worker 1 keeps its own parameters"
-    assert first not in executed_there, "and does not count the group as executed"
+    assert first not in executed_there, "worker 1 does not count the group as executed"
     assert values[0] == (5.0 if when == "after the sum" else 0.0)
     assert (first in executed) == (when == "after the sum")
-    assert ("void", first, (0, 1)) in [tuple(note) for note in notes], "the generator hears of it"
-    assert 5.0 in values[1:], "they meet again"
+    assert ("void", first, (0, 1)) in [tuple(note) for note in notes], "the failure is reported to the generator"
+    assert 5.0 in values[1:], "later averages succeed"
     assert [seq for seq in executed if seq > first] == [seq for seq in executed_there if seq > first] != []

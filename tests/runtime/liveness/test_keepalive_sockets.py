@@ -1,4 +1,4 @@
-"""A process that dies is noted by those that watch it; one that is stopped, or that announces its end, is not."""
+"""Keepalive sockets report a dead process, and neither a stopped process nor an announced exit."""
 
 import json
 import os
@@ -22,8 +22,8 @@ def store():
     return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 
-def child(port, rank, size):
-    """A worker that takes part in the lifelines and then does nothing; it hears the store's port from a pipe."""
+def fork_worker(port, rank, size):
+    """Fork a worker that opens its keepalive sockets and then sleeps; it reads the store's port from a pipe."""
     pid = os.fork()
     if pid == 0:
         mine = TCPStore("127.0.0.1", int(os.read(port, 8)), None, False, wait_for_workers=False)
@@ -48,12 +48,12 @@ def wait_for_note(store, rank, seconds=60.0):
 
 
 def start_workers(size):
-    """The store and worker 0 here, the others as processes.
+    """Start the store and worker 0 in this process, and the other workers as forked processes.
 
-    They are forked before the store's server has its thread, whose locks they would copy and not the thread.
+    The fork precedes the thread of the store's server, because a child would copy the locks without the thread.
     """
     reading, writing = os.pipe()
-    pids = [child(reading, rank, size) for rank in range(1, size)]
+    pids = [fork_worker(reading, rank, size) for rank in range(1, size)]
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     os.write(writing, f"{store.port:8}".encode() * (size - 1))
     os.close(reading)
@@ -65,7 +65,6 @@ def start_workers(size):
 
 
 def test_killed_worker_is_detected_without_heartbeats():
-    """No heartbeat beats here."""
     store, lines, pids = start_workers(2)
     heartbeat = Heartbeat(store, 0, "1", beats=False)
     before = heartbeat.num_changes()
@@ -74,7 +73,7 @@ def test_killed_worker_is_detected_without_heartbeats():
     assert text is not None
     assert heartbeat.cause([0, 1]) == f"worker 1 {text}"
     assert heartbeat.lost([0, 1]) == {1}
-    until(lambda: heartbeat.num_changes() != before)  # counted after the note is written
+    until(lambda: heartbeat.num_changes() != before)  # the change is counted after the note is written
     lines.close()
 
 
@@ -83,7 +82,7 @@ def test_stopped_worker_is_not_reported_as_closed():
     os.kill(pids[0], signal.SIGSTOP)
     assert wait_for_note(store, 1, 1.0) is None
     end(pids)
-    assert wait_for_note(store, 1) is not None, "the same worker, once it is dead: so the lifeline was there"
+    assert wait_for_note(store, 1) is not None, "the same worker, once dead: its socket was watched"
     lines.close()
 
 
@@ -91,17 +90,17 @@ def test_stopped_worker_is_not_reported_as_closed():
 def test_announced_exit_is_not_reported_as_closed(kind):
     store, lines, pids = start_workers(3)
     Heartbeat(store, 1, "1", beats=False).note(kind, "3")
-    end(pids)  # worker 2, which says nothing, tells when worker 1's end was seen, too
+    end(pids)  # worker 2 announces nothing; its report follows the end of worker 1
     assert wait_for_note(store, 2) is not None
     assert wait_for_note(store, 1, 0.5) is None
     lines.close()
 
 
 def test_successive_deaths_are_all_reported():
-    """Each watches the next two, and further ones in place of the dead."""
+    """Each worker watches the next two, and further ones in place of dead workers."""
     store, lines, pids = start_workers(6)
     for rank in (1, 2, 3, 4, 5):
-        # A death just before would be that of a worker that was not watched yet.
+        # A worker that died earlier would not be watched yet.
         until(lambda rank=rank: rank in lines._connections)
         end([pids[rank - 1]])
         assert wait_for_note(store, rank) is not None
@@ -109,7 +108,7 @@ def test_successive_deaths_are_all_reported():
 
 
 def test_forked_child_does_not_keep_the_socket_open():
-    """A data loader's process may outlive the worker for a while."""
+    """A data loader's process may outlive the worker."""
     store, lines, pids = start_workers(2)
     end(pids)
     wait_for_note(store, 1)
@@ -117,7 +116,7 @@ def test_forked_child_does_not_keep_the_socket_open():
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(writing, b"x")  # it runs, so it has closed what it must not keep
+        os.write(writing, b"x")  # the child runs, so it has closed the inherited socket
         time.sleep(60)
         os._exit(0)
     _, _, port = json.loads(Notes(store, "lifeline/2").read("address/0") or "")
@@ -132,9 +131,9 @@ def test_forked_child_does_not_keep_the_socket_open():
 
 
 def test_loopback_address_of_another_machine_is_not_watched(store):
-    """Two machines that both call themselves 127.0.0.1: the listener there is another worker."""
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        port = stranger.getsockname()[1]
+    """Two machines may both use 127.0.0.1, where another process listens locally."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
         Notes(store, "lifeline/1").write("address/1", json.dumps(["127.0.0.1", "elsewhere", port]))
         lines = KeepaliveSockets(store, 0, 2, "1", LOCAL)
         lines.start()
@@ -154,7 +153,7 @@ def test_refused_first_connection_is_not_reported(store):
 
 
 def test_self_connection_does_not_hide_a_death(monkeypatch):
-    """Once in 28,232 times the kernel takes the dead worker's own port to connect from."""
+    """With probability 1/28,232 the kernel picks the dead worker's port as the source port of the new connection."""
     store, lines, pids = start_workers(2)
 
     def to_itself(place, _timeout):

@@ -1,7 +1,7 @@
-"""An operation between rounds ends for all members but one: a worker that has continued, or finished, was there.
+"""Operations between rounds: a peer that took part and then continued or finished is not reported missing.
 
-Of two workers, or four, worker 0 sees the end of each of its operations only when the others have come to the next
-place at which they wait, or have finished, and only after it has looked at what they noted there.
+Worker 0 sees the end of each of its operations only after the other one or three workers have reached their next wait
+or have finished, and after it has read the state that they published there.
 """
 
 import json
@@ -44,12 +44,12 @@ from partreduce.strategies import (
 SEEN_SECONDS = 60
 
 
-def later(work, heartbeat, gone_on):
-    """An operation of worker 0 that has ended when the others have continued and it has looked at them."""
+def complete_late(work, heartbeat, peers_continued):
+    """A work handle that completes after the peers have continued and worker 0 has read their state."""
     looks, end = [], time.monotonic() + SEEN_SECONDS
 
     def is_completed():
-        if not work.is_completed() or not gone_on():
+        if not work.is_completed() or not peers_continued():
             assert time.monotonic() < end, "the others do not continue"
             return False
         if not looks:
@@ -61,7 +61,7 @@ def later(work, heartbeat, gone_on):
 
 @pytest.fixture
 def late(monkeypatch):
-    """Makes worker 0 late in what its own thread waits for; gives how often, and what it waited for."""
+    """Delay worker 0 in the waits of its main thread; return the kinds of the delayed operations."""
     doing, threads, waits, held = {}, {}, Counter(), []
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.005)
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.01)
@@ -71,48 +71,50 @@ def late(monkeypatch):
     def is_main(rank):
         return threading.get_ident() == threads.setdefault(rank, threading.get_ident())
 
-    def says(self, now):
+    def set_now(self, now):
         if is_main(self.rank):
             doing[self.rank] = now[0] if isinstance(now[0], str) else now[0]()
         vars(self)["now"] = now
 
-    def looks(self, members, round_):
+    def count_looks(self, members, round_):
         found = look(self, members, round_)
         self.looks += 1
         return found
 
-    def stops(self):
+    def mark_and_stop(self):
         doing[self.rank] = "entered nothing more"
         stop(self)
 
     def wait_for(self, work, operation, given_up=None):
         rank, what = self.world.rank, str(operation)
         if is_main(rank):
-            waits[rank, what] += 1  # an operation may have several parts, one after the other
+            waits[rank, what] += 1  # an operation may have several successive parts
         if rank == 0 and is_main(0):
             others = set(operation.members) - {0}
 
-            def has_gone_on(other):
+            def has_continued(other):
                 text = doing.get(other, "")
                 if what in text:
                     return waits[other, what] > waits[0, what]
                 return text.startswith(("entered", "waits"))
 
             held.append(operation.kind)
-            work = later(work, self.heartbeat, lambda: all(map(has_gone_on, others)))
+            work = complete_late(work, self.heartbeat, lambda: all(map(has_continued, others)))
         wait(self, work, operation, given_up)
 
     for owner, name, new in (
-        (Heartbeat, "now", property(lambda self: vars(self)["now"], says)), (Heartbeat, "in_other_gathering", looks),
-        (Heartbeat, "stop", stops), (Reducer, "wait_for", wait_for),
-    ):  # fmt: skip
-        monkeypatch.setattr(owner, name, new, raising=False)  # what a worker does is no attribute of the class
+        (Heartbeat, "now", property(lambda self: vars(self)["now"], set_now)),
+        (Heartbeat, "in_other_gathering", count_looks),
+        (Heartbeat, "stop", mark_and_stop),
+        (Reducer, "wait_for", wait_for),
+    ):
+        monkeypatch.setattr(owner, name, new, raising=False)  # `now` exists only on instances
     return held
 
 
 SYNCHRONOUS = AllReduce()
 EQUAL = AllReduce(sync=PartialAllReduce(quorum=QuorumStart.SOLO))
-PARTING = AllReduce(
+DIVERGING = AllReduce(
     sync=PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST, synchronize_every=1)
 )
 
@@ -144,7 +146,7 @@ AGAIN = ["steps", "mean_model", "load_state_dict"]
     [
         *((SYNCHRONOUS, places) for places in ([], ["load", "mean_model"], MANY, AGAIN)),
         *((EQUAL, places) for places in (["steps"], ["load", "mean_model"], MANY)),
-        *((PARTING, places) for places in ([], ["mean_model"], MANY, AGAIN)),
+        *((DIVERGING, places) for places in ([], ["mean_model"], MANY, AGAIN)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -194,8 +196,6 @@ def test_late_worker_in_a_lookup_reports_no_peer_missing(ranks, late, last):
 
 
 def test_peer_that_finished_without_the_operation_is_named_at_once(ranks):
-    """In mean_model(), and in a lookup, and whatever rounds worker 1 had done."""
-
     def evaluates(world):
         _, optimizer = optimizer_of(world, SYNCHRONOUS)
         if world.rank == 0:
@@ -239,7 +239,7 @@ def test_collective_call_inside_join_is_named_at_once(ranks, tmp_path, place):
     assert "worker 1" in said[0]
 
 
-# One worker alone where all meet, or long in a step: the words that the others, and it, have for it.
+# One worker alone in a collective call, or in a long step: the messages of all workers.
 
 
 RING = (Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]),)
@@ -248,7 +248,7 @@ STRATEGIES = {
     "parameters": AllReduce(steps_per_round=2),
     "gap": NeighborAveraging(rounds=RING, sync=IterationGap(max_ig=2)),
 }
-WORDS = ALL_CALL.format("mean_model()", UNEQUAL)
+ADVICE = ALL_CALL.format("mean_model()", UNEQUAL)
 
 
 def train(world, strategy, steps):
@@ -270,7 +270,7 @@ def step(optimizer, model, times):
 @pytest.mark.parametrize("then", [0, 8])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_mean_model_on_one_worker_is_named_at_once_with_advice(ranks, name, then):
-    """As under `if rank == 0:`; the others continue, or finish."""
+    """As under `if rank == 0:`; the other worker continues or finishes."""
 
     def run(world):
         optimizer, model = train(world, STRATEGIES[name], 4)
@@ -283,17 +283,17 @@ def test_mean_model_on_one_worker_is_named_at_once_with_advice(ranks, name, then
     errors = ranks.run(2, run, catch=PeerFailedError)
     alone, other = map(str, errors)
     rounds = 2 if name == "parameters" else 4
-    # The one of the two that notices first names the other.
-    first = f"worker 0 waits for all in mean_model() after {rounds} rounds: {WORDS}"
+    # The worker that detects the mismatch first names the other.
+    first = f"worker 0 waits for all in mean_model() after {rounds} rounds: {ADVICE}"
     assert first in other or (
-        f"worker 1 finished after {rounds} rounds, without mean_model()" in other and WORDS in other
+        f"worker 1 finished after {rounds} rounds, without mean_model()" in other and ADVICE in other
     )
     assert "this worker 0 is in mean_model()" in alone or "without mean_model()" in alone or "worker 1 gave" in alone
 
 
 @on_ranks(2, [("computes step 36", ())] * 2)
 def test_worker_that_never_waited_reports_its_current_step(world):
-    """One whom its partners leave alone sends nothing by itself; messages once had it in the start after 36 rounds."""
+    """A passive worker that no partner contacts publishes its step all the same, also after 36 rounds."""
     optimizer, _ = train(world, Pairwise(active=(0,)), 36)
     said = optimizer.run.reducer.heartbeat.last
     optimizer.finish()
@@ -301,7 +301,7 @@ def test_worker_that_never_waited_reports_its_current_step(world):
 
 
 def test_stage_of_a_dead_worker_omits_activity_before_its_first_round():
-    """It may have done many since: messages once denied that one that died after three rounds had started one."""
+    """The worker may have completed rounds since then, so a message must not claim that it started none."""
     store = torch.distributed.HashStore()
     heartbeat = Heartbeat(store, 1, "run", beats=True)
 
@@ -315,17 +315,17 @@ def test_stage_of_a_dead_worker_omits_activity_before_its_first_round():
         heartbeat.stop()
 
 
-# The handshake: what it costs the store, and who is named where somebody differs or does not come.
+# The handshake: its requests to the store, and its messages about differing or missing workers.
 
 
 def store_with(size, *, without=(), **facts_of):
-    """The store of so many workers, of which all have said the same but those that are named, and some nothing."""
+    """A store with equal facts of all workers, except the given ones and those `without` any."""
     store = HashStore()
     notes = Notes(store, "handshake/1")
     for rank in range(size):
         if rank not in without:
-            said = {"number of workers": str(size), "model": "a", **facts_of.get(f"worker_{rank}", {})}
-            notes.write(f"facts/{rank}", json.dumps(said))
+            facts = {"number of workers": str(size), "model": "a", **facts_of.get(f"worker_{rank}", {})}
+            notes.write(f"facts/{rank}", json.dumps(facts))
     return store
 
 
@@ -336,7 +336,7 @@ def test_handshake_reads_all_workers_in_one_request(size, monkeypatch):
     store = store_with(size)
     asked.clear()
     handshake(store, 0, size, {"model": "a"}, timeout=60)
-    assert len(asked) == 2, "it says its own facts, and reads those of all"
+    assert len(asked) == 2, "one write of its own facts, and one read of all"
 
 
 def test_handshake_names_the_differing_rank_despite_a_missing_one():

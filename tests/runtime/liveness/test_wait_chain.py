@@ -1,4 +1,4 @@
-"""Who is named by a worker that waits: the one that holds up the rest, not the nearest one."""
+"""Messages of waiting workers name the worker that blocks the others, not the nearest one."""
 
 import random
 from contextlib import contextmanager
@@ -47,19 +47,21 @@ SAID = "worker 1, which gave no sign of life for 4.2 s (its last: it entered the
         ({1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (0, 1), ALIVE)}, (1, 2), "worker 1, which a; worker 2, which b"),
         ({1: Sign("", (), None)}, (1,), "worker 1, which gave no sign of life"),
     ],
-    ids=["silent", "a chain", "no silence", "a late heartbeat", "a circle", "never a sign"],
+    ids=["silent", "chain", "no silence", "late heartbeat", "cycle", "no heartbeat"],
 )  # fmt: skip
 def test_wait_chain_names_the_blocking_worker(signs, members, expected):
-    """The silent end of a chain; without a silence the one that waits for no other, or all that are waited for."""
+    """The silent end of a chain; without a silent worker, the worker that does not wait, or all members of a cycle."""
     assert text(signs, members=members) == f"waits for {expected}"
     assert text(signs, members=members, seconds=5) == f"waits for {expected}, for more than 5 s"
 
 
 def test_silent_member_is_described_by_its_last_published_activity():
-    """It says so twice a second: one that was stopped after 36 quick rounds had only said that it had done none."""
+    """Activity is published twice a second, so a worker stopped after 36 quick rounds may have published none."""
     heartbeat = Heartbeat(dist.HashStore(), 1, "run", beats=False)
-    said = text({1: Sign(*heartbeat.last, SILENT)})
-    assert said == "waits for worker 1, which gave no sign of life for 4.2 s (its last: it has not started a round)"
+    described = text({1: Sign(*heartbeat.last, SILENT)})
+    assert (
+        described == "waits for worker 1, which gave no sign of life for 4.2 s (its last: it has not started a round)"
+    )
 
 
 def test_random_wait_graphs_name_the_stopped_worker():
@@ -82,7 +84,7 @@ def test_random_wait_graphs_name_the_stopped_worker():
 
 
 def test_worker_in_a_later_gathering_is_not_missing_from_this_one():
-    """Rounds of several steps: worker 1 has left the first mean_model() of round 12 and is in the second."""
+    """With several steps per round, worker 1 has left the first mean_model() of round 12 and is in the second."""
     store = dist.HashStore()
     slow, quick = (Heartbeat(store, rank, "1", beats=False) for rank in (0, 1))
     with quick.gathering("mean_model()", 12):
@@ -97,7 +99,7 @@ def test_worker_in_a_later_gathering_is_not_missing_from_this_one():
 
 
 def test_worker_without_data_names_the_blocking_worker():
-    """Workers 0 and 2 have none left; worker 1 neither begins a round nor ends."""
+    """Workers 0 and 2 have no data left; worker 1 neither begins a round nor ends."""
     store = dist.HashStore()
     slow = Heartbeat(store, 1, "run", beats=True)
     ended = [
@@ -114,7 +116,7 @@ def test_worker_without_data_names_the_blocking_worker():
 
 @pytest.mark.parametrize("decided", ["", "ended/1", "round/4"], ids=["undecided", "all have ended", "begun"])
 def test_worker_without_data_names_a_peer_in_a_collective_call(monkeypatch, decided):
-    """At once; not one that had seen how the wait ends, and has come to that place, before this one saw it."""
+    """Named at once, unless the peer entered the call after the wait was decided."""
     store, saw = dist.HashStore(), Heartbeat.in_other_gathering
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
@@ -144,14 +146,14 @@ OPERATIONS = ("round", "gathering", "exchange")
 
 
 class Follower:
-    """A worker that goes through a list of operations, of which some are of all workers."""
+    """A worker that runs a list of operations, some of which are collective."""
 
     def __init__(self, store, rank, operations):
         self.heartbeat, self.operations = Heartbeat(store, rank, "1", beats=False), operations
         self.at, self.rounds = 0, 0
 
     def do(self, count):
-        """So many operations, each to its end; behind the last one it has finished."""
+        """Complete the next `count` operations; after the last one, finish."""
         for operation in self.operations[self.at : self.at + count]:
             with self.inside(operation):
                 pass
@@ -171,14 +173,14 @@ class Follower:
         self.at, self.rounds = self.at + 1, self.rounds + (operation == "round")
 
     def misses(self):
-        """Whether it takes worker 1 for one that does not come to what this one is in."""
+        """Whether this worker reports that worker 1 will not join the current operation."""
         found = (self.heartbeat.in_other_gathering((0, 1), self.rounds), self.heartbeat.cause((0, 1), self.rounds))
         return any(one is not None for one in found)
 
 
 @pytest.mark.parametrize("seed", range(80))
 def test_only_workers_that_skip_an_operation_are_reported_missing(seed):
-    """Worker 0 is inside one operation; worker 1 has done that as well, and more, or leaves it out and finishes."""
+    """Worker 0 is inside an operation; worker 1 has completed it and continued, or skips it and finishes."""
     draw = random.Random(seed)
     operations = draw.choices(OPERATIONS, k=draw.randrange(1, 9))
     here = draw.randrange(len(operations))
@@ -191,8 +193,8 @@ def test_only_workers_that_skip_an_operation_are_reported_missing(seed):
         quick = Follower(store, 1, theirs)
         order = [(slow, 1)] * here + [(quick, 1)] * here
         draw.shuffle(order)
-        for who, count in order:
-            who.do(count)
+        for follower, count in order:
+            follower.do(count)
         assert slow.at == quick.at == here
         with slow.inside(operations[here]):
             for _ in range(len(theirs) - here):
@@ -204,7 +206,7 @@ def test_only_workers_that_skip_an_operation_are_reported_missing(seed):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_root_cause_is_named_before_its_consequences(seed):
-    """A signal, then an exception or a death without a word, then the run's first failure, then exit codes."""
+    """The order: a signal, an exception or unannounced death, the first failure of the run, exit codes."""
     draw, store = random.Random(seed), dist.HashStore()
     mine, *others = (Heartbeat(store, rank, "1", beats=False) for rank in range(4))
     deaths, found = Notes(store, DEATHS), {kind: [] for kind in ("signal", "left", "closed", "failed", "exit")}
@@ -233,7 +235,7 @@ def test_root_cause_is_named_before_its_consequences(seed):
     assert mine.lost(range(4)) == {rank for ranks in found.values() for rank in ranks}
 
 
-# Texts of other workers: who waits for them is named where they do not come.
+# Texts and decisions that workers exchange over the store.
 
 
 def test_gather_from_store_keeps_order_and_names_the_missing_worker():
@@ -254,16 +256,16 @@ def workers():
 def test_broadcast_decision_returns_worker_0s_decision():
     for world in workers():
         found = broadcast_decision(world, "place", lambda rank=world.rank: {"asked": [rank]}, 60, who="pilot")
-        assert found == {"asked": [0]}, "worker 0 alone is asked"
+        assert found == {"asked": [0]}, "only worker 0 decides"
 
 
 @pytest.mark.parametrize(
-    ("met", "raised"),
+    ("error", "raised"),
     [(UnavailableError, UnavailableError), (PeerFailedError, PeerFailedError), (FileError, InputError)],
 )
-def test_broadcast_decision_raises_worker_0s_error_on_all_workers(met, raised):
+def test_broadcast_decision_raises_worker_0s_error_on_all_workers(error, raised):
     def decide():
-        raise met("worker 3 said nothing")
+        raise error("worker 3 said nothing")
 
     for world in workers():
         with pytest.raises(raised, match=r"^worker 3 said nothing$") as caught:

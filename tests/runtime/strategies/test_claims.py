@@ -1,4 +1,4 @@
-"""Claims against runs: arrays besides the parameters (`memory`), and what pipelines claim of known gradients."""
+"""Claims compared with runs: arrays besides the parameters (`memory`), and the claims of pipelines."""
 
 import gc
 import threading
@@ -17,7 +17,7 @@ from partreduce.topo.strategies.axes import SYNCHRONOUS
 from partreduce.verify import prove
 
 N, WIDTH = 4, 30_011
-"""Nothing else in the process has this size, so arrays of it are found by it."""
+"""No other object in the process has this size, so the size identifies the arrays of this test."""
 
 EDGES = [(i, (i + d) % N, Fraction(1, 5)) for i in range(N) for d in (1, 2)]
 STRATEGIES = {
@@ -38,7 +38,7 @@ STRATEGIES = {
 
 @pytest.fixture(scope="module")
 def frozen():
-    """Afterwards only that is frozen which is there then, as after collection."""
+    """After the module, freeze only the objects that are left."""
     yield
     gc.unfreeze()
     gc.collect()
@@ -59,9 +59,9 @@ def frozen():
 def test_memory_claim_equals_the_arrays_of_a_run(ranks, name, sync, averaging):
     schedule = Schedule(name, Cluster.regular(2, 2), STRATEGIES[name](sync=sync, averaging=averaging))
     claimed = prove(schedule)["memory"].numbers["arrays"]
-    together = threading.Barrier(N)
+    barrier = threading.Barrier(N)
     gc.collect()
-    gc.freeze()  # what is frozen is not looked at again, so that this takes long only once
+    gc.freeze()  # frozen objects are not scanned again, so only the first scan is slow
 
     def work(world):
         model = torch.nn.Linear(WIDTH, 1, bias=False)
@@ -71,9 +71,9 @@ def test_memory_claim_equals_the_arrays_of_a_run(ranks, name, sync, averaging):
             model(torch.ones(1, WIDTH)).sum().backward()
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        together.wait(60)
+        barrier.wait(60)
         kept = len(arrays_since_freeze()) if world.rank == 0 else 0
-        together.wait(60)
+        barrier.wait(60)
         optimizer.finish()
         return kept
 
@@ -83,19 +83,19 @@ def test_memory_claim_equals_the_arrays_of_a_run(ranks, name, sync, averaging):
 
 
 def arrays_since_freeze():
-    """Where pieces of memory about as large as the parameters begin, which tensors made since `gc.freeze()` hold."""
+    """Addresses, in units of `WIDTH`, of tensors at least as large as the parameters, made since `gc.freeze()`."""
     gc.collect()
     found = set()
     for thing in gc.get_objects():
         if type(thing) not in (torch.Tensor, torch.nn.Parameter) or thing.layout is not torch.strided:
-            continue  # a sparse tensor has no memory itself; its parts are found by themselves
-        with suppress(RuntimeError):  # of what has no type yet, with older releases of torch
+            continue  # a sparse tensor has no memory itself; its parts are scanned separately
+        with suppress(RuntimeError):  # a tensor without a dtype yet, in older releases of torch
             if thing.nbytes >= 4 * WIDTH:
                 found.add(thing.data_ptr() // WIDTH)
     return found
 
 
-# What is claimed of pipelines (`staleness`, `equal-replicas`, `memory`) against runs of known gradients.
+# The claims of pipelines (`staleness`, `equal-replicas`, `memory`) compared with runs of known gradients.
 
 
 STEPS = 12
@@ -110,9 +110,9 @@ class GivenGradient(torch.nn.Module):
 
 
 def run_steps(world, schedule):
-    """(what each step applied and then the end, operations in flight after each step, arrays that were ever lent).
+    """Return the updates of each step and of finish(), the operations in flight after each step, and the arrays made.
 
-    The gradients of step s are 2^s on every worker: a sum of such numbers says which steps are in it, and how often.
+    The gradients of step s are 2^s on every worker, so a sum shows which steps it contains, and how often.
     """
     model = GivenGradient()
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
@@ -133,7 +133,7 @@ def run_steps(world, schedule):
 
 
 def steps_in(number):
-    """The steps whose gradients a number is the sum of."""
+    """The steps whose gradients sum to `number`."""
     assert number == int(number)
     return [bit for bit in range(STEPS) if int(number) >> bit & 1]
 

@@ -1,4 +1,4 @@
-"""Fragments that take turns: streaming DiLoCo's algorithm on random runs, outer steps where it is these, and faults."""
+"""Fragments in turns, as in Streaming DiLoCo: their order, checkpoints, limits and failures."""
 
 import random
 from itertools import pairwise
@@ -17,7 +17,7 @@ DILOCO = st.OuterStep(lr=0.7, momentum=0.9, nesterov=True)
 CROWDED = st.AllReduce(
     steps_per_round=6, sync=st.DelayedMerge(steps=5, alpha="1/2"), payload=st.Payload(outer=DILOCO, fragments=3)
 )
-"""Turns end after 2, 4 and 6 of 6 steps, and what they merge was sent after 3, 5 and 1: up to three are in flight."""
+"""Turns end after 2, 4 and 6 of 6 steps and merge what was sent after 3, 5 and 1: up to three are in flight."""
 WHOLE = st.AllReduce(steps_per_round=5, payload=st.Payload(outer=DILOCO))
 STREAMING = st.AllReduce(
     steps_per_round=7, sync=st.DelayedMerge(steps=1, alpha="1/2"), payload=st.Payload(outer=DILOCO, fragments=3)
@@ -66,7 +66,7 @@ def test_fragments_are_averaged_in_one_order_without_overlap(ranks):
 
 
 def test_fragments_in_flight_follow_their_turns(ranks):
-    """They are sent in one order; the first round merges fragment 2 alone, whose turn alone it sent."""
+    """Fragments are sent in one order; the first round merges only fragment 2, the only one sent in time."""
 
     def work(world):
         training, flying = Training(world, CROWDED), []
@@ -90,12 +90,12 @@ def test_fragments_in_flight_follow_their_turns(ranks):
 LATE_TURNS = st.AllReduce(
     steps_per_round=8, sync=st.DelayedMerge(steps=2), payload=st.Payload(outer=DILOCO, fragments=2)
 )
-"""A turn in steps 2 to 4 of 4: one that fails before sends nothing, one that fails later has sent."""
+"""A turn in steps 2 to 4 of 4: a worker that fails before step 3 sends nothing, one that fails later has sent."""
 
 
 @pytest.mark.parametrize(("strategy", "begun", "taken"), [(LATE_TURNS, 1, 2), (LATE_TURNS, 1, 3), (WHOLE, 6, 2)])
 def test_lost_worker_is_named_before_an_average_and_in_flight(ranks, strategy, begun, taken):
-    """And no outer step is half made."""
+    """A worker lost before the average also leaves the outer state unchanged."""
 
     def work(world):
         training = Training(world, strategy, timeout=60)
@@ -178,7 +178,7 @@ def test_moves_match_the_turns_and_the_claimed_number_in_flight(most_steps):
             ]
             assert sent == [(end - late, p) for end, p in turns if 0 < end - late <= 4 * steps_per_round]
             assert merged == [(end, p) for end, p in turns if late < end <= 4 * steps_per_round]
-            assert len({step for step, _ in sent}) == len(sent), "at most one a step"
+            assert len({step for step, _ in sent}) == len(sent), "at most one per step"
             assert worst == max(1, -(-late * count // steps_per_round))
 
 
@@ -200,16 +200,16 @@ def test_parameter_in_no_fragment_or_in_two_raises_with_its_name():
 
 
 def test_unsupported_fragments_raise_in_one_line(ranks):
-    everybody = group_phases(3, [range(3)])
+    everyone = group_phases(3, [range(3)])
     two = st.Payload(fragments=2)
     refused = {
         "payload.fragments: are 2; outer steps from each worker's own outer parameters": st.StaticGroups(
-            phases=everybody,
+            phases=everyone,
             steps_per_round=2,
             payload=st.Payload(fragments=2, outer=st.OuterStep(lr="1/2", outer_params=st.OuterParams.PER_WORKER)),
         ),
         "payload.fragments: are 2; sync.delay is for whole models;": st.StaticGroups(
-            phases=everybody, steps_per_round=2, sync=st.DelayedAveraging(), payload=two
+            phases=everyone, steps_per_round=2, sync=st.DelayedAveraging(), payload=two
         ),
         "payload.fragments: are 2; strategy 'server' averages": st.Server(hosts=(0,), steps_per_round=2, payload=two),
         "payload.fragments: are 2; sync.delay is for whole models": st.AllReduce(
@@ -234,7 +234,7 @@ def test_unsupported_fragments_raise_in_one_line(ranks):
         ),
         "which is synchronous; leave it out": st.AllReduce(steps_per_round=2, sync=st.DelayedMerge()),
         "sync: strategy 'static' has no merging inside a round": st.StaticGroups(
-            phases=everybody, steps_per_round=2, sync=st.DelayedMerge(steps=1)
+            phases=everyone, steps_per_round=2, sync=st.DelayedMerge(steps=1)
         ),
         "outer.lr: is 5; with alpha 9/10 and this momentum outer parameters and models diverge from a rate of 19/9": (
             st.AllReduce(
@@ -273,7 +273,7 @@ def test_unsupported_fragments_raise_in_one_line(ranks):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_divergence_limit_of_the_outer_rate_is_exact(nesterov):
-    """The map of e = mean - outer parameters, and momentum, has spectral radius 1 there, less below and more above."""
+    """The linear map of (mean - outer parameters, momentum) has spectral radius 1 at the limit."""
     draw = random.Random(nesterov)
     for _ in range(200):
         share, factor = draw.randint(1, 9) / 10, draw.randint(0, 9) / 10

@@ -1,4 +1,4 @@
-"""Hop at run time: averages are those that the protocol allows, and no workers drift further apart than proved."""
+"""Hop at run time: averages match the protocol, and the gap between workers stays within the proved bound."""
 
 import os
 import threading
@@ -32,12 +32,12 @@ from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of, weights
 from partreduce.strategies import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 
 RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
-"""`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/strategies/test_gap.py -k replay` runs as many."""
+"""`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/strategies/test_gap.py -k replay` runs that many."""
 
 
 @pytest.mark.parametrize("block", range(3))
 def test_averages_match_a_replay_of_the_protocol(ranks, block):
-    """Random settings and graphs, delays, slow and paused workers: the log is replayed by the protocol and by NumPy."""
+    """Random settings, graphs, delays, and slow and paused workers; the protocol and NumPy replay the log."""
     for seed in range(block * RUNS // 3, (block + 1) * RUNS // 3):
         case = make_gap_case(seed, uneven=seed % 4 == 0)
         results = ranks.run(case.schedule.num_workers, lambda world, case=case: run_gap_case(case, world))
@@ -53,7 +53,7 @@ def test_averages_match_a_replay_of_the_protocol(ranks, block):
 
 @pytest.mark.parametrize("order", list(UpdateOrder))
 def test_updates_are_weighted_by_age_before_a_skip(ranks, order):
-    """Own parameters are then some steps old, and an update may be newer than the step; in NumPy from the log."""
+    """The own parameters are some steps old then, and an update may be newer than the step; NumPy replays the log."""
     gap = IterationGap(
         max_ig=4, staleness=5, weights=EdgeWeighting.ITERATION, skip=SkipPolicy(limit=10), update_order=order
     )
@@ -74,12 +74,12 @@ def test_weights_match_the_equations():
     assert weights_of(uniform, edges, 5, 5, [(1, 5), (2, 5)]) == (Fraction(1, 3), [Fraction(1, 3)] * 2)
     by_age = IterationGap(
         staleness=2, weights=EdgeWeighting.ITERATION
-    )  # in step 5: of step 3 once, of its own three times, of 7 five
+    )  # in step 5: weight 1 for step 3, 3 for the own step, 5 for step 7
     assert weights_of(by_age, edges, 5, 5, [(1, 3), (2, 7)]) == (Fraction(3, 9), [Fraction(1, 9), Fraction(5, 9)])
     assert weights_of(by_age, edges, 9, 5, [(1, 9)]) == (
         Fraction(1, 4),
         [Fraction(3, 4)],
-    )  # own is too old, counts once
+    )  # the own parameters are too old: weight 1
 
 
 SETTINGS = [
@@ -98,17 +98,17 @@ SETTINGS = [
         (
             IterationGap(update_order=UpdateOrder.DPSGD, notify_ack=True, max_ig=1),
             700_000,
-        ),  # two parts, which tokens and acks overtake
+        ),  # updates in two parts, which tokens and acknowledgements overtake
     ],
 )
 def test_run_resumes_from_its_checkpoint(ranks, gap, width, tmp_path):
-    """Queues, tokens and their arrays: where every reduce is determined, the numbers afterwards are the same bits."""
+    """Queues, tokens and arrays are restored; if every reduce is determined, the results are bitwise equal."""
     n, rounds, at = (4, 8, 4) if width == 3 else (3, 4, 2)
     numbers = np.random.default_rng(5)
     start, push = numbers.normal(size=(n, width)), numbers.normal(size=(n, rounds, width))
     schedule = plan_of(n, ring_edges(n), gap)
 
-    together = threading.Barrier(n)
+    barrier = threading.Barrier(n)
 
     def work(world, *, resumes):
         model, optimizer = wrap_quadratic(world, schedule, start[world.rank])
@@ -116,10 +116,10 @@ def test_run_resumes_from_its_checkpoint(ranks, gap, width, tmp_path):
         if resumes:
             resumed = load_checkpoint(optimizer, tmp_path)
             assert resumed.round == at
-            together.wait(60)
+            barrier.wait(60)
             saved, _ = unpack(read_bytes(resumed.folder / file_of(world.rank)), resumed.folder)
             state = {name: tensor.clone() for name, tensor in optimizer.runner.state().items()}
-            together.wait(60)
+            barrier.wait(60)
             assert state.keys() == {name.removeprefix("strategy/") for name in saved if name.startswith("strategy/")}
             assert all(state[name].equal(saved[f"strategy/{name}"]) for name in state)
         while optimizer.round < rounds:
@@ -157,7 +157,7 @@ HELD = [
 @pytest.mark.parametrize("order", list(UpdateOrder))
 @pytest.mark.parametrize("held", [*((*held, False) for held in HELD), (*HELD[-1], True)], ids=str)
 def test_peers_of_a_paused_worker_reach_exactly_the_proved_bound(ranks, held, order, monkeypatch):
-    """Worker 0 stops in step 3, or where it skipped that in the next, with its update sent; its queues are full."""
+    """Worker 0 stops in step 3, or in the next if it skipped that, after sending its update; its queues are full."""
     n, rounds = 5, 20
     options, both, is_late = held
     schedule = plan_of(n, ring_edges(n, both=both), IterationGap(update_order=order, **options))
@@ -170,14 +170,14 @@ def test_peers_of_a_paused_worker_reach_exactly_the_proved_bound(ranks, held, or
     runners, seen, stopped, released = {}, [], [], threading.Event()
 
     def now():
-        """How far each is ahead of worker 0, and the fill of its queues."""
+        """How far each worker is ahead of worker 0, and the fill of worker 0's queues."""
         at = stopped[0]
         logs = [runners[v].log for v in sorted(runners)]
         entered = [[event.step for event in list(log.events) if event.kind == "entered"] for log in logs]
         return [max(steps, default=0) - at for steps in entered], runners[0].rings.fill()
 
     def watch():
-        """Let go once they stand where they should, and have stood there for a moment."""
+        """Release worker 0 after its peers have stayed at the wanted positions for a moment."""
         deadline = time.monotonic() + 60
         while not released.is_set():
             if now() == wanted or time.monotonic() > deadline:
@@ -217,11 +217,11 @@ def test_peers_of_a_paused_worker_reach_exactly_the_proved_bound(ranks, held, or
     assert not gap_problems(SimpleNamespace(schedule=schedule, gap=machine.setting), results)
 
 
-# How long a worker that keeps a gap waits, and when it knows that there is nothing to wait for.
+# The end of a wait: workers that have finished, in a pause and in a step.
 
 
 class Heartbeat(Signs):
-    """What a worker sees of others that have all said that they took their last step."""
+    """The heartbeat view of peers that have all reported their last step."""
 
     rank, glances = 0, 0
 
@@ -249,9 +249,9 @@ def wait(heartbeat, done, *, pausing):
 
 
 def test_pause_waits_for_workers_after_their_last_step():
-    """In finish() everybody has said so, and the marks of the last pause are on their way."""
+    """In finish() all peers have reported their last step while marks of the last pause are still in flight."""
     heartbeat = Heartbeat(8)
-    wait(heartbeat, lambda: heartbeat.glances > 2, pausing=True)  # it looks at what they have noted, and waits on
+    wait(heartbeat, lambda: heartbeat.glances > 2, pausing=True)  # it reads their state and continues to wait
     assert heartbeat.said[1] == (1, 3)
 
 

@@ -1,4 +1,4 @@
-"""The driver of Hop's protocol object by itself: what messages that come late, twice or too early change."""
+"""The driver of Hop's protocol object alone: late, duplicate and early messages."""
 
 import torch
 
@@ -16,7 +16,7 @@ ARRAY = torch.ones(4)
 
 
 def driver_of(gap):
-    """Worker 0 of three in step 0, its update sent, and what its mailbox's thread sent."""
+    """The driver of worker 0 of three, and the list of messages that it sends."""
     rings = PayloadRings(0, {1: 3, 2: 3}, Layout([ARRAY]))
     sent = []
     driver = GapDriver(Hop(RING, gap, fine=True), 0, rings, log=EventLog(GapEvent, is_on=True), send=sent.append)
@@ -36,7 +36,7 @@ def update(source, step, tokens=0, generation=0):
 
 def test_late_and_duplicate_token_totals_add_nothing():
     driver, _ = open_driver(IterationGap(max_ig=2))
-    for total in (2, 1, 2):  # the message about the first token was overtaken
+    for total in (2, 1, 2):  # the message with the first total was overtaken
         driver.deliver(Message(1, "token", (0, total)))
     assert driver.state.tokens == (4, 2)
     driver.deliver(update(1, 0, tokens=3))
@@ -45,7 +45,7 @@ def test_late_and_duplicate_token_totals_add_nothing():
 
 
 def test_mark_carries_totals_of_messages_that_it_overtook():
-    """A mark keeps its order among updates; tokens and acknowledgements sent before it may come after it."""
+    """A mark stays in order with updates; tokens and acknowledgements sent before it may arrive after it."""
     driver, sent = open_driver(IterationGap(max_ig=2, notify_ack=True, update_order=UpdateOrder.DPSGD))
     for source in (1, 2):
         driver.deliver(update(source, 0))
@@ -78,7 +78,7 @@ def test_messages_of_another_generation_are_held_or_dropped():
 
 
 def test_messages_of_an_earlier_generation_change_nothing():
-    """Every kind of message of an earlier generation, whether it comes before this worker begins again or after."""
+    """Every kind of message of an earlier generation, received before or after this worker restarts."""
     old = [update(1, 0), Message(1, "token", (0, 2)), Message(1, "ack", (0, 1)), Message(1, "mark", (0, 5, 3, 1))]
     driver, sent = driver_of(IterationGap(max_ig=2, notify_ack=True, update_order=UpdateOrder.DPSGD))
     driver.open(0)
@@ -134,7 +134,7 @@ def test_messages_of_the_next_generation_are_held():
     assert driver.state.tokens == (2, 2)
     driver.drop()
     driver.open(0)
-    assert driver.state.tokens == (6, 2), "the mark says the most"
+    assert driver.state.tokens == (6, 2), "the mark has the largest total"
     assert driver.paused() == {1}
 
 
@@ -165,7 +165,7 @@ def test_missing_updates_and_tokens_are_described():
 
 
 def test_token_received_after_offers_turns_the_step_into_a_skip():
-    """What is raised is chosen under the lock: a message may come between seeing that one may continue and doing so."""
+    """The advance is chosen under the lock: a message may arrive between offers() and fire()."""
     driver, _ = open_driver(IterationGap(max_ig=2, backup=1, skip=SkipPolicy(limit=10)))
     for source in (1, 2):
         driver.deliver(update(source, 0))

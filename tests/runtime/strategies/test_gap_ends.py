@@ -1,4 +1,4 @@
-"""Hop's workers at their end, and when a neighbor is gone: who needs it says what is missing, others continue."""
+"""Hop at the end of training and after the loss of a neighbor: errors name the missing message, others continue."""
 
 import threading
 import time
@@ -24,14 +24,18 @@ def train(model, optimizer, rounds):
 
 
 def lose(optimizer):
-    """As the interpreter's exit after an exception does."""
+    """Leave the run as the interpreter's exit after an exception does."""
     optimizer.run.reducer.heartbeat.note("left", f"stopped in round {optimizer.round} with ValueError: a bug")
     optimizer.ending.leave()
 
 
 LOST = [
     (IterationGap(), 3, "an update of step 3"),
-    (IterationGap(update_order=UpdateOrder.DPSGD), 4, "an update of step 4"),  # that of step 3 left when it was entered
+    (
+        IterationGap(update_order=UpdateOrder.DPSGD),
+        4,
+        "an update of step 4",
+    ),  # the update of step 3 was sent on entering it
     (IterationGap(staleness=2), 5, "an update of step 3 or later"),
     (IterationGap(notify_ack=True, max_ig=1), 3, "an update of step 3"),
     (IterationGap(max_ig=2, backup=1), 5, "a token to enter step 6"),
@@ -40,8 +44,8 @@ LOST = [
 
 @pytest.mark.parametrize(("gap", "step", "lack"), LOST)
 def test_worker_names_the_missing_message_of_a_lost_peer(ranks, gap, step, lack):
-    """Each continues as far as its setting lets it, once what worker 1 sent has come."""
-    together, last = threading.Barrier(3), 2 + (gap.update_order is UpdateOrder.DPSGD)
+    """Each worker continues as far as its setting allows after it received all messages of worker 1."""
+    barrier, last = threading.Barrier(3), 2 + (gap.update_order is UpdateOrder.DPSGD)
 
     def work(world):
         model, optimizer = wrap_quadratic(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=120)
@@ -50,7 +54,7 @@ def test_worker_names_the_missing_message_of_a_lost_peer(ranks, gap, step, lack)
         train(model, optimizer, 3)
         while world.rank != 1 and not any((e.kind, e.step, e.source) == ("update", last, 1) for e in list(log.events)):
             time.sleep(0.002)
-        together.wait(60)
+        barrier.wait(60)
         if world.rank == 1:
             lose(optimizer)
             return
@@ -64,7 +68,7 @@ def test_worker_names_the_missing_message_of_a_lost_peer(ranks, gap, step, lack)
 
 
 def test_loss_of_a_backup_neighbor_does_not_stop_training(ranks):
-    """Worker 3 only sends, to worker 0, which has one more in-neighbor than it needs."""
+    """Worker 3 sends only to worker 0, which has one more in-neighbor than it needs."""
     edges = [*ring_edges(3, both=False), (3, 0)]
     schedule = plan_of(4, edges, IterationGap(max_ig=2, backup=(1, 0, 0, 0)))
 
@@ -75,7 +79,7 @@ def test_loss_of_a_backup_neighbor_does_not_stop_training(ranks):
             lose(optimizer)
             return
         train(model, optimizer, 2)
-        end = time.monotonic() + 1.5  # longer than anybody takes to notice
+        end = time.monotonic() + 1.5  # longer than any worker takes to detect the loss
         while time.monotonic() < end:
             time.sleep(0.02)
             train(model, optimizer, optimizer.round + 1)
@@ -95,10 +99,10 @@ def test_wait_for_a_silent_worker_raises_at_the_timeout(ranks):
             with pytest.raises(PeerFailedError) as caught:
                 train(model, optimizer, 5)
             assert "(worker 0 waited in step 0 for an update of step 0 from worker 1)" in str(caught.value)
-            told.set()
-        assert told.wait(60)
+            raised.set()
+        assert raised.wait(60)
 
-    told = threading.Event()
+    raised = threading.Event()
     ranks.run(2, work)
 
 
@@ -135,7 +139,7 @@ def test_worker_alone_in_mean_model_is_named_by_its_neighbor(ranks):
 
 @pytest.mark.parametrize("steps_per_round", [1, 2])
 def test_batches_loop_ends_in_the_same_step_despite_skips(ranks, steps_per_round):
-    """A worker that is left behind catches up, and drops the batches of the steps that it skipped."""
+    """A slow worker catches up and drops the batches of the steps that it skipped."""
     n, rounds = 4, 16
     gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=10))
     schedule = plan_of(n, ring_edges(n), gap, steps_per_round=steps_per_round)
@@ -150,7 +154,7 @@ def test_batches_loop_ends_in_the_same_step_despite_skips(ranks, steps_per_round
                 if world.rank == 0 and batch == 3:
                     until_left_behind(optimizer.runner)
                 push_ones(model, optimizer)
-            with optimizer.mean_model():  # no worker skips past a place where all meet
+            with optimizer.mean_model():  # no worker skips past a collective call
                 means.append(model.values().tolist())
         steps, skipped = optimizer.steps, optimizer.skipped
         optimizer.finish()

@@ -1,4 +1,4 @@
-"""What is asked of a runner: these methods, and nothing else; the rest follows from the traits of a schedule."""
+"""The interface of runners: these methods only; everything else follows from the traits of a schedule."""
 
 import ast
 from dataclasses import asdict
@@ -15,8 +15,8 @@ METHODS = {"before_step", "after_step", "check_step", "pause", "settle", "drain"
 VALUES = {"is_measured", "membership", "reducers"}
 
 
-def asked_of_runners():
-    """Names that files outside `strategies` take from something that is called `runner`."""
+def runner_attributes():
+    """The attributes of names `runner` that files outside `strategies` use."""
     for path in sorted(ROOT.rglob("*.py")):
         if "strategies" in path.parts:
             continue
@@ -29,7 +29,7 @@ def asked_of_runners():
 
 
 def test_runtime_uses_only_the_runner_interface():
-    assert set(asked_of_runners()) == METHODS | VALUES
+    assert set(runner_attributes()) == METHODS | VALUES
 
 
 def test_runner_has_exactly_the_interface_methods():

@@ -1,4 +1,4 @@
-"""Weighted averaging over graphs: edges cannot wait in a circle, buffers take part, faults are named."""
+"""Weighted averaging over graphs: no deadlock in cycles, buffers, and failures."""
 
 from fractions import Fraction
 
@@ -29,7 +29,7 @@ def big_model(world, schedule, *, dtype=torch.float32, buffers="average", timeou
 
 @pytest.mark.parametrize("is_delayed", [False, True])
 def test_directed_ring_of_large_messages_does_not_deadlock(ranks, is_delayed):
-    """Everybody sends to the next before receiving from the previous: blocking sends would wait for ever."""
+    """Each worker sends to the next before receiving from the previous, so blocking sends would deadlock."""
     n = 5
     edges = [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)]
     strategy = NeighborAveraging(

@@ -1,4 +1,4 @@
-"""Outer steps: DiLoCo's algorithm on random runs, plain averaging where it is plain, and what a run keeps of them."""
+"""Outer steps, as in DiLoCo and NoLoCo: equations, limits and saved state."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -21,7 +21,7 @@ def schedule_of(strategy):
 
 
 def pair_then_all(**options):
-    """A pair, then everybody."""
+    """A pair, then all workers."""
     phases = (st.Phase.from_groups(3, [[0, 1]]), st.Phase.from_groups(3, [range(3)]))
     return st.StaticGroups(phases=st.GroupPhases(phases), **({"payload": DILOCO} | options))
 
@@ -35,7 +35,7 @@ OWN = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_p
 
 
 def test_state_without_outer_params_starts_them_at_the_loaded_model(ranks):
-    """As from a checkpoint of plain averaging: no momentum, and the model as the next step finds it."""
+    """A checkpoint of plain averaging has neither momentum nor outer parameters."""
 
     def work(world):
         training = Training(world, st.AllReduce(steps_per_round=5, payload=st.Payload(outer=st.OuterStep(lr=0.5))))
@@ -52,7 +52,7 @@ def test_state_without_outer_params_starts_them_at_the_loaded_model(ranks):
     results = ranks.run(3, work)
     outer_params = {tuple(state["reference/0"].tolist()) for *_, state in results}
     assert len(outer_params) == 1
-    assert all(torch.equal(result[2], results[0][2]) for result in results), "all met"
+    assert all(torch.equal(result[2], results[0][2]) for result in results), "all workers are equal"
 
 
 def test_diverging_outer_params_per_worker_raise_with_the_radius(ranks):
@@ -101,10 +101,10 @@ def test_unsupported_outer_steps_raise_in_one_line(ranks):
             payload=st.Payload(outer=st.OuterStep(lr=0.7, nesterov=True))
         ),
     }
-    for words, strategy in refused.items():
+    for message, strategy in refused.items():
         with pytest.raises(ScheduleError, match=r"payload\.outer") as caught:
             Schedule("refused", Cluster.regular(1, 3), strategy)
-        assert words in str(caught.value)
+        assert message in str(caught.value)
         assert "\n" not in str(caught.value)
     with pytest.raises(ScheduleError, match=r"payload\.outer\.lr: is 'fast'; it is a number such as 0\.7"):
         st.OuterStep(lr="fast")
@@ -112,8 +112,11 @@ def test_unsupported_outer_steps_raise_in_one_line(ranks):
     def work(world):
         with pytest.raises(InputError, match="measures what workers moved since they were equal"):
             Training(world, st.AllReduce(steps_per_round=2, payload=DILOCO), initial="keep")
-        for where, payload, words in (("disk", DILOCO, "is not one of"), ("host", st.Payload(), "has no outer steps")):
-            with pytest.raises(InputError, match=f"outer_state: .*{words}"):
+        for where, payload, message in (
+            ("disk", DILOCO, "is not one of"),
+            ("host", st.Payload(), "has no outer steps"),
+        ):
+            with pytest.raises(InputError, match=f"outer_state: .*{message}"):
                 Training(world, st.AllReduce(steps_per_round=2, payload=payload), outer_state=where)
         with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
             ScheduleAverager(schedule_of(st.AllReduce(steps_per_round=2, payload=DILOCO)), world=world)
@@ -123,7 +126,7 @@ def test_unsupported_outer_steps_raise_in_one_line(ranks):
 
 @pytest.mark.parametrize(("workers", "momentum"), [(4, 0.5), (5, 0.5), (6, 0.0)])
 def test_random_pairs_match_the_noloco_equations(ranks, workers, momentum):
-    """In its own terms: slow weights phi, outer gradients delta, and the momentum alpha with beta = gamma = 0.7."""
+    """In the notation of NoLoCo: slow weights phi, outer gradients delta, momentum alpha, beta = gamma = 0.7."""
     every, rounds = 3, 9
     options = {"every": every, "momentum": momentum, "phases": 4, "seed": 2}
     schedule = registry.build("noloco", Cluster.regular(1, workers), **options)

@@ -1,4 +1,4 @@
-"""AD-PSGD: exchanges preserve the sum, happen once, and end cleanly when workers finish at different times."""
+"""AD-PSGD: exchanges preserve the sum, are applied once, and end cleanly when workers finish at different times."""
 
 import random
 import threading
@@ -26,7 +26,7 @@ def schedule(n, active, **options):
     ("n", "active", "steps_per_round"), [(2, (0,), 1), (4, (1, 3), 1), (5, (0, 1, 2), (1, 2, 1, 1, 3))]
 )
 def test_exchanges_preserve_the_sum_and_apply_each_update_once(ranks, n, active, steps_per_round, is_delayed):
-    """Dyadic numbers make no rounding error: the mean is the start's plus all pushes, for any order of exchanges."""
+    """Dyadic values have no rounding error: the mean is the initial mean plus all pushes, in any order of exchanges."""
     rounds = 8
 
     def work(world):
@@ -58,8 +58,8 @@ def test_exchanges_preserve_the_sum_and_apply_each_update_once(ranks, n, active,
         assert len(results[rank][2]) == rounds
         assert set(results[rank][2]) <= set(range(n)) - set(active)
     for rank in set(range(n)) - set(active):
-        met = [results[a][2].count(rank) for a in active]
-        assert [results[rank][2].count(a) for a in active] == met, "both sides of an exchange count it"
+        partners = [results[a][2].count(rank) for a in active]
+        assert [results[rank][2].count(a) for a in active] == partners, "both sides of an exchange count it"
 
 
 def test_edges_restrict_the_partners(ranks):
@@ -72,16 +72,16 @@ def test_edges_restrict_the_partners(ranks):
         optimizer.finish()
         return set(optimizer.runner.pair.averaged)
 
-    met = ranks.run(4, work)
-    assert met[0] == {2}
-    assert met[3] == {1}
-    assert met[1] == {2, 3}
+    partners = ranks.run(4, work)
+    assert partners[0] == {2}
+    assert partners[3] == {1}
+    assert partners[1] == {2, 3}
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 @on_ranks(3, [[7.0] * 3] * 3)
 def test_workers_that_finish_at_different_times_end_cleanly(world, slow):
-    """A passive worker that is done still answers; an active one that is done is waited for by finish()."""
+    """A finished passive worker still answers; finish() waits for active workers."""
     model, optimizer = wrap_quadratic(world, schedule(3, (0,), sync=DelayedAveraging()), [float(world.rank)] * 3)
     for _ in range(6):
         if world.rank == slow:
@@ -136,7 +136,7 @@ def test_runner_uses_the_explored_protocol_machine(world):
 
 @on_ranks(2, [0, 0])
 def test_exchanges_change_parameters_only_inside_step(world):
-    """Live parameters change only inside step(), however many exchanges the side thread does meanwhile."""
+    """Live parameters change only inside step(), regardless of exchanges on the side thread."""
     model, optimizer = wrap_quadratic(world, schedule(2, (0,)), [float(world.rank)] * 3)
     torn = 0
     for _ in range(30):

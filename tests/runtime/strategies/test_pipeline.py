@@ -1,4 +1,4 @@
-"""Strategy `allreduce` with a pipeline: what training loops do with late gradients, and what a state keeps of them."""
+"""Strategy `allreduce` with a pipeline: late gradients in training loops, in joins and in saved states."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from partreduce.topo.strategies.axes import WIDER
 
 
 class Numbers(torch.nn.Module):
-    """Single weights in double precision; the loss gives each its gradient."""
+    """Single float64 weights; the loss gives each weight its gradient."""
 
     def __init__(self, count=1, *, norm=False):
         super().__init__()
@@ -35,14 +35,14 @@ class Numbers(torch.nn.Module):
 
 
 def make_optimizer(world, *, model=None, strategy=None, momentum=0.0, **sync):
-    """A model and its optimizer, under a pipeline unless another strategy is given."""
+    """A model and its optimizer, with a pipeline unless another strategy is given."""
     model = model or Numbers()
     inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=momentum)
     return model, wrap(world, model, strategy or AllReduce(sync=Pipeline(**sync)), inner)
 
 
 def take_steps(model, optimizer, gradients, *, scaler=None, clip=None):
-    """What the first weight has moved by after each step with one of these gradients, or with the clipped mean."""
+    """Take a step per gradient, with a scaler and clipping if given; return the total decrease of the first weight."""
     seen = []
     for gradient in gradients:
         optimizer.zero_grad()
@@ -62,7 +62,7 @@ def take_steps(model, optimizer, gradients, *, scaler=None, clip=None):
 
 
 def train(world, steps, **options):
-    """Steps with a gradient of 2 · step on worker 1 and none elsewhere: the mean over two workers is the step."""
+    """Steps with a gradient of 2 · step on worker 1 and zero on worker 0: the mean is the number of the step."""
     model, optimizer = make_optimizer(world, **options)
     return model, optimizer, take_steps(model, optimizer, [2.0 * step * world.rank for step in range(1, steps + 1)])
 
@@ -104,7 +104,7 @@ def test_pipeline_wider_than_2_warns_once(ranks):
 
 
 def test_scaler_skips_late_and_drained_steps_on_all_workers(ranks):
-    """Worker 1 meets an infinite gradient in its second and in its last step; no worker applies those means."""
+    """Worker 1 has an infinite gradient in its second and in its last step; no worker applies those means."""
 
     def work(world):
         model, optimizer = make_optimizer(world)
@@ -184,7 +184,7 @@ def test_worker_without_data_skips_the_steps_that_a_scaler_skips(ranks, late, ow
 
 
 def test_unchanged_piggybacked_buffers_converge_to_their_mean(ranks):
-    """Late means of running statistics must not swing around their mean for ever."""
+    """Late means of running statistics must not oscillate around their mean."""
 
     def work(world, width):
         model = Numbers(norm=True)
@@ -220,7 +220,7 @@ def test_buffer_changes_during_a_late_mean_are_kept(ranks):
         optimizer.finish()
         return own, model.norm.running_mean.item()
 
-    # b = W b + u: what the last step added has not been averaged, what came before has.
+    # b = W b + u: the last addition has not been averaged, earlier ones have.
     assert ranks.run(2, work) == [(1.0 + 2 + 3, 10.0), (1.0 + 2 + 3 + 8, 10.0)]
 
 
@@ -246,7 +246,7 @@ def test_load_state_dict_drops_gradients_in_flight_with_a_warning(ranks):
 
 
 def test_unsupported_late_gradients_are_dropped_with_a_warning(ranks):
-    """A state of a wider pipeline, or of any pipeline where the schedule is synchronous or averages parameters."""
+    """A state of a wider pipeline, and of a pipeline for a schedule that is synchronous or averages parameters."""
 
     def work(world):
         model, optimizer = make_optimizer(world, width=3)
@@ -285,7 +285,7 @@ def test_warning_of_dropped_gradients_points_to_the_caller(ranks, tmp_path):
 
 
 def test_failure_in_flight_is_named_in_time_and_changes_nothing(ranks):
-    """Worker 1 stays away after its third step: worker 0 can still apply that one's gradients, and nothing later."""
+    """Worker 1 stops after its third step: worker 0 can still apply that step's gradients, and no later ones."""
 
     def work(world):
         model, optimizer = make_optimizer(world, momentum=0.5)
@@ -339,7 +339,7 @@ def test_run_continues_after_a_step_that_raises_on_all_workers(ranks, width):
 
     first, second = ranks.run(2, work)
     assert first == second
-    assert first[-1] == (12 - width, width - 1), "a mean was lost with its step, and another comes in each"
+    assert first[-1] == (12 - width, width - 1), "one mean is lost with its step, and each later step applies one"
 
 
 @on_ranks(2, [(9.0, 1)] * 2)

@@ -1,4 +1,4 @@
-"""A quorum at run time: nothing is lost or counted twice, replicas stay equal, and NumPy says the same by the log."""
+"""Quorums at run time: gradients are conserved, replicas stay equal, and NumPy reproduces the logged rounds."""
 
 import itertools
 import os
@@ -30,11 +30,11 @@ from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.schedulers.protocols.partial import Share
 
 RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "16"))
-"""`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout=3000 tests/runtime/strategies/test_quorum.py -k conserved` draws on."""
+"""More: `PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout=3000 tests/runtime/strategies/test_quorum.py -k conserved`."""
 
 
 def assert_conserved(case, results):
-    """The sum of all that was delivered is that of all that was computed, and replicas are equal after each round."""
+    """Delivered gradients sum to the computed ones, and replicas are equal after each round."""
     assert not quorum_problems(case, results), case
     assert len({tuple(result["rounds"]) for result in results}) == 1, case
     allowed = ARRAYS["quorum"](case.schedule.strategy, case.num_workers) - 1  # which the mean model has
@@ -86,7 +86,7 @@ def call(model, optimizer, value):
 @pytest.mark.parametrize("count", list(st.LateGradientPolicy))
 @pytest.mark.parametrize(("bound", "before"), [(1, 2), (3, 0)])
 def test_peers_of_a_stopped_worker_advance_to_its_queue_bound(ranks, bound, before, count):
-    """Its process continues, and with it the thread that sums: C rounds wait for it, and the next one waits as well."""
+    """The thread that sums continues: `staleness` results wait for the worker, and the next round does not begin."""
     n = 4
     schedule = schedule_of(n, staleness=bound, count=count)
     stopped, released, far = threading.Event(), threading.Event(), [0] * n
@@ -113,7 +113,7 @@ def test_peers_of_a_stopped_worker_advance_to_its_queue_bound(ranks, bound, befo
         deadline = time.monotonic() + 60
         while max(far[1:]) < far[0] + bound and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(0.3)  # for one that would go further
+        time.sleep(0.3)  # for a worker that would exceed the bound
         seen.append(list(far))
         while said[-1:] != [queued] and time.monotonic() < deadline:  # the last result may be on its way to worker 0
             drivers[0].publish_activity(said.append)
@@ -131,7 +131,7 @@ def test_peers_of_a_stopped_worker_advance_to_its_queue_bound(ranks, bound, befo
 
 
 def test_after_averaging_clips_each_result(ranks):
-    """Each result by itself, for all that see it: replicas stay equal, and a step is no longer than the bound."""
+    """Each result is clipped separately on all workers: replicas stay equal, and steps stay within the bound."""
     n, bound = 3, 0.5
     schedule = schedule_of(n)
 
@@ -161,7 +161,7 @@ def test_after_averaging_clips_each_result(ranks):
 
 
 def test_partreduce_clipping_keeps_replicas_equal(ranks):
-    """Given to join() it is called while a call or the end takes results, and must not call by itself there."""
+    """Inside join() it runs while results are applied, where it must not call average_gradients()."""
 
     def work(world):
         model, inner, optimizer = make_optimizer(world, schedule_of(3))
@@ -181,27 +181,53 @@ def test_partreduce_clipping_keeps_replicas_equal(ranks):
     assert all(np.array_equal(history, results[0]) for history in results)
 
 
-def test_join_and_finish_reject_unmatched_average_gradients(ranks):
-    def with_function(world):
+def step_without_average_gradients(world, model, optimizer):
+    with optimizer.join(after_averaging=lambda: None):
+        call(model, optimizer, 1)
+
+
+def finish_without_step(world, model, optimizer):
+    model.set_gradient(np.ones(WIDTH))
+    optimizer.average_gradients()
+    optimizer.finish()
+
+
+def load_states_of_different_rounds(world, model, optimizer):
+    call(model, optimizer, 2)
+    with optimizer.mean_model():
+        state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    state["partreduce"]["steps"] += world.rank
+    optimizer.load_state_dict(state)
+
+
+def step_by_scaler(world, model, optimizer):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(model.wide.sum() + model.narrow.sum()).backward()
+    scaler.unscale_(optimizer)
+    optimizer.average_gradients()
+    scaler.step(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (step_without_average_gradients, "leave after_averaging out"),
+        (finish_without_step, "call step() first"),
+        (load_states_of_different_rounds, "take them inside mean_model()"),
+        (step_by_scaler, "before a GradScaler's verdict"),
+    ],
+)
+def test_misuse_raises_on_all_workers(ranks, misuse, message):
+    def work(world):
         model, _, optimizer = make_optimizer(world, schedule_of(2))
         try:
-            with optimizer.join(after_averaging=lambda: None):
-                call(model, optimizer, 1)
+            misuse(world, model, optimizer)
         finally:
             optimizer.runner.close()
 
-    def without_step(world):
-        model, _, optimizer = make_optimizer(world, schedule_of(2))
-        model.set_gradient(np.ones(WIDTH))
-        optimizer.average_gradients()
-        try:
-            optimizer.finish()
-        finally:
-            optimizer.runner.close()
-
-    for work, words in ((with_function, "leave after_averaging out"), (without_step, "call step() first")):
-        errors = ranks.run(2, work, catch=InputError)
-        assert all(words in str(error) for error in errors)
+    errors = ranks.run(2, work, catch=InputError)
+    assert all(message in str(error) for error in errors)
 
 
 def test_mean_model_after_differing_calls_raises_with_the_rule(ranks):
@@ -216,23 +242,6 @@ def test_mean_model_after_differing_calls_raises_with_the_rule(ranks):
     errors = ranks.run(2, work, catch=PeerFailedError)
     assert any("after the same number of step() calls" in str(error) for error in errors)
     assert not any("put the training loop into" in str(error) for error in errors)
-
-
-def test_loading_states_of_different_rounds_raises(ranks):
-    def work(world):
-        model, _, optimizer = make_optimizer(world, schedule_of(2))
-        call(model, optimizer, 2)
-        with optimizer.mean_model():
-            state = optimizer.state_dict()
-        optimizer.load_state_dict(state)
-        state["partreduce"]["steps"] += world.rank
-        try:
-            optimizer.load_state_dict(state)
-        finally:
-            optimizer.runner.close()
-
-    errors = ranks.run(2, work, catch=InputError)
-    assert all("take them inside mean_model()" in str(error) for error in errors)
 
 
 def test_after_averaging_applies_only_to_its_join(ranks):
@@ -260,7 +269,7 @@ def test_learning_rates_stepped_per_call_warn(ranks, by_rounds):
             for number in range(5):
                 deadline = time.monotonic() + 60
                 while (world.rank, number) == (1, 0) and len(state().results) < 2 and time.monotonic() < deadline:
-                    time.sleep(0.001)  # its first call takes several
+                    time.sleep(0.001)  # its first call takes several results
                 model.set_gradient(np.ones(WIDTH))
                 optimizer.average_gradients()
                 if by_rounds:
@@ -280,7 +289,7 @@ def test_learning_rates_stepped_per_call_warn(ranks, by_rounds):
 
 
 def test_checkpoint_keeps_late_gradients(ranks, tmp_path):
-    """Workers of unequal speed save with gradients late; who continues from there has applied all of them."""
+    """Workers of unequal speed save with late gradients; the resumed run applies all of them."""
     n, calls = 3, 5
     schedule = schedule_of(n, staleness=2)
 
@@ -306,25 +315,9 @@ def test_checkpoint_keeps_late_gradients(ranks, tmp_path):
     assert min(round_ for round_, _ in second) > first[0][0]
 
 
-def test_grad_scaler_raises(ranks):
-    def step_by_scaler(world):
-        model, _, optimizer = make_optimizer(world, schedule_of(2))
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-        scaler.scale(model.wide.sum() + model.narrow.sum()).backward()
-        scaler.unscale_(optimizer)
-        optimizer.average_gradients()
-        try:
-            scaler.step(optimizer)
-        finally:
-            optimizer.runner.close()
-
-    errors = ranks.run(2, step_by_scaler, catch=InputError)
-    assert all("before a GradScaler's verdict" in str(error) for error in errors)
-
-
 @on_ranks(2, [[0, 0, 2], [0, 0, 2]])
 def test_communicator_is_reused_only_after_finish(world):
-    """A sum that one worker left under way would meet that of the next optimizer, which ends a process inside gloo."""
+    """A sum that one worker left in flight would pair with one of the next optimizer, which aborts gloo's process."""
     lines = []
     for finishes in (True, False, True):
         _, _, optimizer = make_optimizer(world, schedule_of(2))
@@ -335,17 +328,17 @@ def test_communicator_is_reused_only_after_finish(world):
 
 @pytest.mark.parametrize("grace", [20_000_000, 20_000], ids=["long", "short"])
 def test_round_waits_for_a_workers_gradient_during_the_grace_period(ranks, grace):
-    """Worker 0 begins a second round; the others come a little later, or not before it has continued."""
-    gone_on = threading.Event()
+    """Worker 0 begins a second round; its peers call step() a little later, or only after worker 0 has continued."""
+    continued = threading.Event()
 
     def work(world):
         model, _, optimizer = make_optimizer(world, schedule_of(4, grace=grace))
         call(model, optimizer, 0)
         if world.rank:
-            assert gone_on.wait(0.3 if grace > 1e6 else 60) == (grace < 1e6)
+            assert continued.wait(0.3 if grace > 1e6 else 60) == (grace < 1e6)
         call(model, optimizer, 1)
         if not world.rank:
-            gone_on.set()
+            continued.set()
         optimizer.finish()
         return [event.numbers for event in optimizer.runner.log.events if event.kind == "finished"]
 
@@ -355,7 +348,7 @@ def test_round_waits_for_a_workers_gradient_during_the_grace_period(ranks, grace
 
 @pytest.mark.parametrize("seed", range(20))
 def test_counts_roundtrip_through_a_sum_and_detect_other_rounds(seed):
-    """Any counts; what is read is the sum of what was written."""
+    """For any counts, all workers read the sum of the written counts."""
     draw = random.Random(seed)
     size = draw.randrange(2, 7)
     shares = [Share(40, tuple(range(draw.choice([0, 1, 2, 500])))) for _ in range(size)]
@@ -383,8 +376,8 @@ def test_counts_roundtrip_through_a_sum_and_detect_other_rounds(seed):
 
 def test_broadcast_tree_reaches_each_worker_once():
     for size in (2, 3, 7, 64, 65, 100):
-        told = [child for place in range(size) for child in children(place, size)]
-        assert sorted(told) == list(range(1, size))
+        receivers = [child for place in range(size) for child in children(place, size)]
+        assert sorted(receivers) == list(range(1, size))
         depth = {0: 0}
         for place in range(size):
             for number, child in enumerate(children(place, size)):
@@ -400,7 +393,6 @@ def test_tree_activation_runs_the_same_rounds(ranks, monkeypatch):
 
 
 def test_hierarchical_algorithm_applies_to_partial_sums(ranks):
-    """The algorithm of a schedule holds for partial sums, too."""
     schedule = schedule_of(4, nodes=2, transport=st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL))
 
     def work(world):
@@ -417,7 +409,7 @@ def test_hierarchical_algorithm_applies_to_partial_sums(ranks):
 
 
 def test_16_bit_models_carry_counts_in_a_separate_array(ranks):
-    """No number of a bucket is exact there; late halves do not leave their range before they are divided."""
+    """Counts are not exact in 16 bits; late float16 gradients do not overflow before the division."""
     schedule = schedule_of(2)
 
     def work(world):
@@ -435,7 +427,7 @@ def test_16_bit_models_carry_counts_in_a_separate_array(ranks):
 
 
 def test_failed_construction_on_one_worker_abandons_all_groups(ranks, monkeypatch):
-    """At once. Else the next one would meet in the first line on one worker and in the second on the other."""
+    """Otherwise the next optimizer would use different communicators on the two workers."""
     make = Mailbox.__init__
 
     def fails(mailbox, store, rank, *given, **options):
@@ -467,7 +459,7 @@ def test_failed_construction_on_one_worker_abandons_all_groups(ranks, monkeypatc
 
 @on_ranks(2, [[2.0] * 3] * 2)
 def test_nccl_world_provides_a_gloo_world_for_host_memory(world):
-    """No device is needed for that: NCCL's world makes it of its store."""
+    """This needs no device: the NCCL world creates the gloo world from its store."""
     limit, device = timedelta(seconds=20), torch.device("cpu")
     device_world = NcclWorld(world.store, world.rank, world.size, limit, device=device, attempt=2)
     host = device_world.on_host()

@@ -1,4 +1,4 @@
-"""The arrays of a quorum by themselves: late gradients in the send buffer, and sums that wait."""
+"""The arrays of a quorum alone: late gradients in the send buffer, and waiting sums."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ ROOM = 5
 
 
 class Two(torch.nn.Module):
-    """Two parameters, in one bucket where they have one type."""
+    """Two parameters, in one bucket if they have the same dtype."""
 
     def __init__(self, *dtypes):
         super().__init__()
@@ -19,7 +19,7 @@ class Two(torch.nn.Module):
         self.second = torch.nn.Parameter(torch.zeros(2, dtype=second))
 
     def has(self, first=None, second=None):
-        """Let the parameters have these gradients."""
+        """Set the gradients of the parameters."""
         for parameter, value in ((self.first, first), (self.second, second)):
             parameter.grad = None if value is None else torch.full_like(parameter, float(value))
 
@@ -41,15 +41,15 @@ def sums_of(model, num_workers=4):
     return GradientSums(buckets_of(model), ROOM, num_workers=num_workers)
 
 
-def bring(sums):
-    """What a round takes along, as it would be summed."""
+def depart_with_arrays(sums):
+    """The payload of a round, ready to be summed."""
     one = sums.depart()
     sums.arrays(one)
     return one
 
 
 def deliver(model, sums, one):
-    """The gradients that a sum leaves in the model."""
+    """The gradients in the model after the sum is applied."""
     model.has(-1, -1)
     sums.apply(one)
     return model.gradients()
@@ -58,7 +58,7 @@ def deliver(model, sums, one):
 @pytest.mark.parametrize(
     ("calls", "expected"),
     [
-        ([(1, 2), (4, None)], (5, 2)),  # the late gradient is the only one of the second parameter
+        ([(1, 2), (4, None)], (5, 2)),  # the second parameter has only the late gradient
         ([(1, None), (4, 8)], (5, 8)),
         ([(1, None), (None, 8)], (1, 8)),
         ([(None, 2), (None, 8)], (None, 10)),
@@ -69,13 +69,13 @@ def deliver(model, sums, one):
 def test_late_gradient_stays_in_the_send_buffer(calls, expected, dtypes):
     model = Two(*dtypes)
     sums = sums_of(model)
-    for number in range(3):  # the arrays are used again
+    for number in range(3):  # the arrays are reused
         for gradients in calls:
             model.has(*gradients)
             sums.add(scaled=False)
-        one = bring(sums)
+        one = depart_with_arrays(sums)
         assert deliver(model, sums, one) == expected, f"round {number}"
-        assert deliver(model, sums, bring(sums)) == (None, None), "nothing was added since"
+        assert deliver(model, sums, depart_with_arrays(sums)) == (None, None), "no gradient was added since"
         sums.keep(number, one)
         sums.take([number])
         sums.retain(())
@@ -90,7 +90,7 @@ def test_scaled_flag_covers_all_gradients_of_a_sum():
             model.has(1, 1)
             sums.add(scaled=scaled)
         assert sums.depart().scaled, order
-    for round_ in range(4):  # whose arrays were used under a scaler before
+    for round_ in range(4):  # their arrays were used with a scaler before
         one = sums.depart()
         assert not one.scaled
         one.scaled = True
@@ -106,7 +106,7 @@ def test_round_sums_present_gradients_without_stale_values():
         for model, sums, own in zip(models, workers, gradients, strict=True):
             model.has(*own)
             sums.add(scaled=False)
-            brings.append(bring(sums))
+            brings.append(depart_with_arrays(sums))
         total = [
             sum(values for values in column if values is not None) or None for column in zip(*gradients, strict=True)
         ]
@@ -125,13 +125,13 @@ def test_sums_are_kept_by_round_and_reused_after_release():
     for round_ in range(3):
         model.has(round_ + 1, None)
         sums.add(scaled=False)
-        kept.append(bring(sums))
+        kept.append(depart_with_arrays(sums))
         sums.keep(round_, kept[-1])
     assert sums.take([2, 0]) == [kept[2], kept[0]]
     sums.retain([1])
     made = sums.made
     lent = [sums.depart(), sums.depart()]
-    assert sums.made == made + 2, "what is being applied is not lent, and what waits is not either"
+    assert sums.made == made + 2, "neither applied nor waiting sums are reused"
     assert not any(one in kept for one in lent)
     sums.release([kept[2]])
     sums.depart()
@@ -146,10 +146,10 @@ def test_sums_are_kept_by_round_and_reused_after_release():
 
 
 def test_retained_result_is_not_reused():
-    """With `missed: latest` a call that finds no newer one takes the last one once more."""
+    """With `missed: latest` a call without a newer result takes the last one again."""
     model = Two()
     sums = sums_of(model)
-    one = bring(sums)
+    one = depart_with_arrays(sums)
     sums.keep(0, one)
     for _ in range(2):
         assert sums.take([0]) == [one]
@@ -165,25 +165,25 @@ def test_clear_discards_gradients_and_the_scaled_flag():
     model.has(1, 2)
     sums.add(scaled=True)
     sums.clear()
-    one = bring(sums)
+    one = depart_with_arrays(sums)
     assert deliver(model, sums, one) == (None, None)
     assert not one.scaled
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_sum_is_divided_by_the_workers_for_any_number_of_gradients(dtype):
-    """Sums of 16 bit are divided before they travel, so that they stay in range."""
+    """16-bit sums are divided before they are sent, so that they do not overflow."""
     model = Two(dtype, dtype)
     sums = sums_of(model, num_workers=8)
     for number in (1, 3, 8):
         model.has(number, number)
         sums.add(scaled=False)
-    one = bring(sums)
+    one = depart_with_arrays(sums)
     assert float(one.arrays[0][0]) == (12 if dtype is torch.float32 else 12 / 8)
     sums.arrived(one, scaled=False)
     assert deliver(model, sums, one) == (12 / 8, 12 / 8)
     assert not one.scaled
-    empty = bring(sums)
+    empty = depart_with_arrays(sums)
     sums.arrived(empty, scaled=True)
     assert empty.scaled
     assert all(torch.isfinite(array).all() for array in empty.arrays)
@@ -195,9 +195,9 @@ def test_room_for_counts_is_separate_from_the_gradients(dtypes):
     sums = sums_of(model, num_workers=1)
     model.has(1, 2)
     sums.add(scaled=False)
-    one = bring(sums)
+    one = depart_with_arrays(sums)
     room = sums.room(one)
     assert len(room) == ROOM
-    assert room.dtype == torch.float32, "which carries numbers exactly"
+    assert room.dtype == torch.float32, "which represents counts exactly"
     room.fill_(7)
     assert deliver(model, sums, one) == (1, 2)

@@ -1,4 +1,4 @@
-"""Parameter servers: asynchronous ones apply every push once, within a bound; who fails is named."""
+"""Parameter servers: asynchronous ones apply every push once within the staleness bound, and failures are named."""
 
 import contextlib
 import socket
@@ -29,7 +29,7 @@ def schedule(n, **options):
     [((0,), False, 1), ((0,), True, (1, 2, 3)), ((1, 2), False, (1, 2, 3)), ((1, 2), True, 1)],
 )
 def test_every_push_is_applied_exactly_once(ranks, hosts, is_delayed, steps_per_round):
-    """Dyadic pushes make the sum exact: the final model is the start plus every push of every worker."""
+    """Dyadic pushes make the sum exact: the final model is the initial one plus every push of every worker."""
     rounds = 12
 
     def work(world):
@@ -57,7 +57,7 @@ def test_every_push_is_applied_exactly_once(ranks, hosts, is_delayed, steps_per_
     for rank, count in enumerate(steps):
         wanted = wanted + np.array([count, count * 2.0**rank, sum(range(count))]) / 4
     for values in ranks.run(3, work):
-        if is_delayed:  # the last pushes may be under way when the first worker looks
+        if is_delayed:  # the last pushes may be in flight when the first worker reads
             assert np.abs(values - wanted).max() <= np.abs(wanted).max() / 4
         else:
             np.testing.assert_array_equal(values, wanted)
@@ -65,7 +65,7 @@ def test_every_push_is_applied_exactly_once(ranks, hosts, is_delayed, steps_per_
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_workers_run_ahead_by_at_most_the_staleness(ranks, staleness):
-    """Worker 0 dawdles; the others are held back by the hosts, and run freely without a bound."""
+    """Worker 0 is slow; the hosts hold back its peers."""
     gaps = []
     rounds_of = [0] * 3
 
@@ -75,10 +75,10 @@ def test_workers_run_ahead_by_at_most_the_staleness(ranks, staleness):
         for round_ in range(8):
             deadline = time.monotonic() + 60
             while world.rank == 0 and max(rounds_of) < min(round_ + staleness, 8):
-                assert time.monotonic() < deadline, "the others may come this far, and do not"
+                assert time.monotonic() < deadline, "the bound allows the peers to reach this round, and they do not"
                 time.sleep(0.001)
             if world.rank == 0:
-                time.sleep(0.01)  # time to come too far
+                time.sleep(0.01)  # time to exceed the bound
                 gaps.append(max(rounds_of) - round_)
             push_ones(model, optimizer)
             rounds_of[world.rank] += 1
@@ -128,7 +128,7 @@ def test_duplicate_push_is_applied_once(ranks, monkeypatch):
 
 @on_ranks(2, [[6.0] * 3] * 2)
 def test_drain_before_the_first_step_loses_no_push(world):
-    """As where a state is loaded after a worker with more steps per round has begun its round, and others have not."""
+    """As when a state is loaded while only a worker with more steps per round has begun its round."""
     model, optimizer = wrap_quadratic(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)
     optimizer.runner.drain()
     push_ones(model, optimizer, 3)
@@ -171,13 +171,13 @@ def test_malformed_and_foreign_messages_are_dropped(ranks):
                 [b"[]", b"x" * 10],
                 [b'["token", 0, "push", [0, 1, 1]]', b"12345678"],
             ):
-                # One socket each: libzmq takes its connection from a socket that is refused, and a second letter would
-                # be waited for without end.
-                with context.socket(zmq.DEALER) as stranger, contextlib.suppress(zmq.Again):
-                    stranger.setsockopt(zmq.LINGER, 200)
-                    stranger.setsockopt(zmq.SNDTIMEO, 2000)
-                    stranger.connect(address)
-                    stranger.send_multipart(frames)
+                # One socket each: libzmq drops the connection of a rejected socket, and a second message would block
+                # forever.
+                with context.socket(zmq.DEALER) as peer, contextlib.suppress(zmq.Again):
+                    peer.setsockopt(zmq.LINGER, 200)
+                    peer.setsockopt(zmq.SNDTIMEO, 2000)
+                    peer.connect(address)
+                    peer.send_multipart(frames)
         host, port = address.removeprefix("tcp://").rsplit(":", 1)
         with socket.create_connection((host, int(port)), 2) as raw:
             raw.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10)
