@@ -181,20 +181,14 @@ def test_groups_of_a_worker_cover_prologue_and_period():
     assert member_sets(schedule, 1) == {(0, 1, 2, 3), (0, 1), (1, 2)}
 
 
-def world_without_peer():
-    """The world of worker 0 of 2, where worker 1 never starts."""
-    store = dist.HashStore()
-    store.set_timeout(timedelta(seconds=2))
-    return GlooWorld(store, 0, 2, timedelta(seconds=2))
-
-
 def test_missing_worker_is_named_after_the_timeout():
     model = torch.nn.Linear(2, 2)
     schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(steps_per_round=2))
+    store, limit = dist.HashStore(), timedelta(seconds=2)
+    store.set_timeout(limit)
+    world = GlooWorld(store, 0, 2, limit)
     with pytest.raises(UnavailableError, match=r"rank 1 of 2 did not arrive within 0\.3 s"):
-        DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=0.3, world=world_without_peer()
-        )
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=0.3, world=world)
 
 
 @pytest.mark.parametrize(

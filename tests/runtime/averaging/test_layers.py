@@ -104,7 +104,8 @@ def test_int8_codes_each_segment_separately_and_replicas_stay_equal(ranks, sync)
 def test_segments_follow_reverse_order_and_merge_tiny_layers():
     model = torch.nn.ModuleList([torch.nn.Linear(16, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32)])
     model.append(torch.nn.Linear(8, 40).to(torch.bfloat16))
-    flat = flat_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    flat = FlatModel(model, optimizer, BufferPolicy.AVERAGE, StatePolicy.LOCAL)
     first, second = flat.buckets
     starts = [slot.start for slot in first.slots]  # weight, bias, weight, bias, weight, bias
     found = segments_of(flat.buckets, model.parameters())
@@ -119,11 +120,6 @@ def test_segments_follow_reverse_order_and_merge_tiny_layers():
             (1, 0),
             (5, 4, 3, 2, 1, 0),
         ]
-
-
-def flat_of(model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return FlatModel(model, optimizer, BufferPolicy.AVERAGE, StatePolicy.LOCAL)
 
 
 def launches(optimizer):

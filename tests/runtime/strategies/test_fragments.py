@@ -24,10 +24,6 @@ STREAMING = st.AllReduce(
 )
 
 
-def schedule_of(strategy):
-    return Schedule("streaming", Cluster.regular(1, 3), strategy)
-
-
 @on_ranks(3, fresh=True)
 def test_checkpoint_inside_a_round_of_unequal_steps_raises(world, tmp_path):
     training = Training(world, st.AllReduce(steps_per_round=(4, 5, 6), payload=st.Payload(outer=DILOCO, fragments=2)))
@@ -260,8 +256,9 @@ def test_unsupported_fragments_raise_in_one_line(ranks):
             with pytest.raises(InputError) as caught:
                 Training(world, strategy, **options)
             texts.append(str(caught.value))
+        schedule = Schedule("streaming", Cluster.regular(1, 3), st.AllReduce(steps_per_round=4, payload=two))
         with pytest.raises(InputError) as caught:
-            ScheduleAverager(schedule_of(st.AllReduce(steps_per_round=4, payload=two)), world=world)
+            ScheduleAverager(schedule, world=world)
         return [*texts, str(caught.value)]
 
     for layers, keep, states, averager in ranks.run(3, work):

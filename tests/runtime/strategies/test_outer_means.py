@@ -14,24 +14,12 @@ from partreduce.errors import InputError, ScheduleError
 from partreduce.schedulers import registry
 
 DILOCO = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True))
-
-
-def schedule_of(strategy):
-    return Schedule("outer", Cluster.regular(1, 3), strategy)
-
-
-def pair_then_all(**options):
-    """A pair, then all workers."""
-    phases = (st.Phase.from_groups(3, [[0, 1]]), st.Phase.from_groups(3, [range(3)]))
-    return st.StaticGroups(phases=st.GroupPhases(phases), **({"payload": DILOCO} | options))
+OWN = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_params="per_worker"))
 
 
 def test_rate_one_without_momentum_is_plain_averaging():
     stated = st.AllReduce(steps_per_round=3, payload=st.Payload(outer=st.OuterStep(lr=1, momentum=0)))
     assert stated == st.AllReduce(steps_per_round=3)
-
-
-OWN = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_params="per_worker"))
 
 
 def test_state_without_outer_params_starts_them_at_the_loaded_model(ranks):
@@ -56,12 +44,12 @@ def test_state_without_outer_params_starts_them_at_the_loaded_model(ranks):
 
 
 def test_diverging_outer_params_per_worker_raise_with_the_radius(ranks):
-    pair = group_phases(3, [[0, 1]])
     wild = st.Payload(outer=st.OuterStep(lr=1.9, momentum=0.9, nesterov=True, outer_params="per_worker"))
+    pair_then_all = static_groups(3, [[0, 1]], [range(3)], payload=wild)
 
     def work(world):
         texts = []
-        for strategy in (pair_then_all(payload=wild), st.StaticGroups(phases=pair, payload=OWN)):
+        for strategy in (pair_then_all, static_groups(3, [[0, 1]], payload=OWN)):
             with pytest.raises(InputError) as caught:
                 Training(world, strategy)
             texts.append(str(caught.value))
@@ -109,6 +97,8 @@ def test_unsupported_outer_steps_raise_in_one_line(ranks):
     with pytest.raises(ScheduleError, match=r"payload\.outer\.lr: is 'fast'; it is a number such as 0\.7"):
         st.OuterStep(lr="fast")
 
+    schedule = Schedule("outer", Cluster.regular(1, 3), st.AllReduce(steps_per_round=2, payload=DILOCO))
+
     def work(world):
         with pytest.raises(InputError, match="measures what workers moved since they were equal"):
             Training(world, st.AllReduce(steps_per_round=2, payload=DILOCO), initial="keep")
@@ -119,7 +109,7 @@ def test_unsupported_outer_steps_raise_in_one_line(ranks):
             with pytest.raises(InputError, match=f"outer_state: .*{message}"):
                 Training(world, st.AllReduce(steps_per_round=2, payload=payload), outer_state=where)
         with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
-            ScheduleAverager(schedule_of(st.AllReduce(steps_per_round=2, payload=DILOCO)), world=world)
+            ScheduleAverager(schedule, world=world)
 
     ranks.run(3, work)
 

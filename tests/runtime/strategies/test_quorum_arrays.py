@@ -32,13 +32,9 @@ class Two(torch.nn.Module):
         return tuple(found)
 
 
-def buckets_of(model):
-    flat = FlatModel(model, torch.optim.SGD(model.parameters(), lr=1.0), BufferPolicy.LOCAL, StatePolicy.LOCAL)
-    return flat.buckets
-
-
 def sums_of(model, num_workers=4):
-    return GradientSums(buckets_of(model), ROOM, num_workers=num_workers)
+    flat = FlatModel(model, torch.optim.SGD(model.parameters(), lr=1.0), BufferPolicy.LOCAL, StatePolicy.LOCAL)
+    return GradientSums(flat.buckets, ROOM, num_workers=num_workers)
 
 
 def depart_with_arrays(sums):
