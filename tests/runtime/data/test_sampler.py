@@ -109,12 +109,12 @@ def stream(plan, rank):
     return iter(even(plan, rank))
 
 
-def sampled(plan, rank):
+def use_sampler(plan, rank):
     data = torch.arange(40.0).view(-1, 1)
     return torch.utils.data.DataLoader(data, 2, sampler=RoundSampler(data, plan, 2, rank=rank), drop_last=True)
 
 
-@pytest.mark.parametrize("loader_of", [even, stream, sampled])
+@pytest.mark.parametrize("loader_of", [even, stream, use_sampler])
 def test_optimizer_batches_ends_all_workers_at_the_same_round(loader_of):
     """Ten batches per loader give three rounds of up to three steps; a RoundSampler already ends in a whole round."""
     train = partial(train_by, loader_of=loader_of, loop=DistributedOptimizer.batches)
