@@ -95,7 +95,7 @@ def test_two_threads_run_operations_on_two_communicators(world, tmp_path):
     assert [operation.index for operation in operations] == list(range(2 * rounds - len(operations), 2 * rounds))
     assert {operation.outcome for operation in operations} == {"ok"}
     assert len(reducer.recorder._events) == 2 * rounds
-    assert len(reducer.buckets[0]._spare) <= 2, "as many arrays as operations were under way at once"
+    assert len(reducer.buckets[0]._spare) <= 2, "as many arrays as concurrent operations"
     return problems
 
 

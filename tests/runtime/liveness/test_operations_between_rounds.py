@@ -293,7 +293,7 @@ def test_mean_model_on_one_worker_is_named_at_once_with_advice(ranks, name, then
 
 @on_ranks(2, [("computes step 36", ())] * 2)
 def test_worker_that_never_waited_reports_its_current_step(world):
-    """A passive worker that no partner contacts publishes its step all the same, also after 36 rounds."""
+    """A worker that never waits must not appear to be in its start after 36 rounds."""
     optimizer, _ = train(world, Pairwise(active=(0,)), 36)
     said = optimizer.run.reducer.heartbeat.last
     optimizer.finish()

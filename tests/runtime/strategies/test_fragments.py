@@ -86,7 +86,7 @@ def test_fragments_in_flight_follow_their_turns(ranks):
 LATE_TURNS = st.AllReduce(
     steps_per_round=8, sync=st.DelayedMerge(steps=2), payload=st.Payload(outer=DILOCO, fragments=2)
 )
-"""A turn in steps 2 to 4 of 4: a worker that fails before step 3 sends nothing, one that fails later has sent."""
+"""The first turn sends after step 2 and merges after step 4: only a worker that fails in between has sent."""
 
 
 @pytest.mark.parametrize(("strategy", "begun", "taken"), [(LATE_TURNS, 1, 2), (LATE_TURNS, 1, 3), (WHOLE, 6, 2)])

@@ -115,7 +115,7 @@ def test_peers_of_a_stopped_worker_advance_to_its_queue_bound(ranks, bound, befo
             time.sleep(0.01)
         time.sleep(0.3)  # for a worker that would exceed the bound
         seen.append(list(far))
-        while said[-1:] != [queued] and time.monotonic() < deadline:  # the last result may be on its way to worker 0
+        while said[-1:] != [queued] and time.monotonic() < deadline:  # the last result may be in flight
             drivers[0].publish_activity(said.append)
             time.sleep(0.01)
         released.set()
