@@ -1,4 +1,4 @@
-"""Other libraries together with the run-time: what averages or shards by itself is refused by name."""
+"""Libraries that average or shard by themselves are rejected by name."""
 
 import copy
 import gc
@@ -41,7 +41,7 @@ def refusal(ranks, act):
     errors = ranks.run(2, act, catch=InputError)
     assert all(isinstance(error, InputError) and "\n" not in str(error) for error in errors)
     said = {str(error).replace(f"of worker {rank}", "of worker 0") for rank, error in enumerate(errors)}
-    assert len(said) == 1, "equal, except that each names itself"
+    assert len(said) == 1, "equal, except for the rank of the worker"
     return said.pop()
 
 
@@ -56,7 +56,7 @@ class Holds(torch.optim.SGD):
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("kind", ["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"])
 @pytest.mark.usefixtures("group")
-def test_optimizers_of_torch_that_write_other_workers_parameters_are_refused_by_name(ranks, kind, held):
+def test_torch_optimizers_that_write_remote_parameters_are_rejected(ranks, kind, held):
     def act(world):
         model = network()
         if kind == "ZeroRedundancyOptimizer":
@@ -73,7 +73,7 @@ def test_optimizers_of_torch_that_write_other_workers_parameters_are_refused_by_
 @pytest.mark.parametrize(
     "keep", [lambda one: one, lambda one: [one], lambda one: {"first": one}], ids=["itself", "list", "dict"]
 )
-def test_an_optimizer_is_refused_under_whatever_name_a_wrapper_keeps_it(ranks, keep):
+def test_optimizer_inside_a_wrapper_is_rejected(ranks, keep):
     copied = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})
 
     def act(world):
@@ -86,7 +86,7 @@ def test_an_optimizer_is_refused_under_whatever_name_a_wrapper_keeps_it(ranks, k
 
 
 @pytest.mark.parametrize("name", sorted(WRITE_OTHERS))
-def test_copies_of_such_classes_are_known_by_their_name_also_as_ancestors(ranks, name):
+def test_copied_optimizer_classes_are_rejected_by_base_class_name(ranks, name):
     copied = type("Mine", (type(name, (torch.optim.SGD,), {}),), {})
 
     def act(world):
@@ -96,7 +96,7 @@ def test_copies_of_such_classes_are_known_by_their_name_also_as_ancestors(ranks,
     assert refusal(ranks, act).startswith(f"optimizer: {name} ")
 
 
-def test_an_optimizer_that_synchronizes_gradients_itself_is_refused_although_it_bears_the_inner_ones_name(ranks):
+def test_horovod_optimizer_with_the_inner_class_name_is_rejected(ranks):
     wrapped = type("SGD", (torch.optim.SGD,), {"skip_synchronize": lambda _: None})
 
     def act(world):
@@ -107,7 +107,7 @@ def test_an_optimizer_that_synchronizes_gradients_itself_is_refused_although_it_
 
 
 def train(world, schedule, *, before, part=False, closure=False, syncs=True):
-    """Two steps with a DistributedDataParallel around the model, or around what holds it, made before or after."""
+    """Take two steps with DDP around the model or its parent, created before or after the optimizer."""
     model = network()
     outer = torch.nn.Sequential(model) if part else model
     wrapper = DistributedDataParallel(outer) if before else None
@@ -142,14 +142,14 @@ def train(world, schedule, *, before, part=False, closure=False, syncs=True):
     ids=str,
 )
 @pytest.mark.usefixtures("group")
-def test_a_data_parallel_wrapper_elsewhere_is_noticed_in_the_first_step(ranks, schedule, misuse):
+def test_ddp_around_the_model_is_detected_in_the_first_step(ranks, schedule, misuse):
     said = refusal(ranks, lambda world: train(world, schedule, **misuse))
     assert "runs inside a DistributedDataParallel, which has averaged the gradients before step()" in said
     assert said.endswith("train the bare model")
 
 
-class CallsParts(torch.nn.Module):
-    """Holds a model and never calls it as a whole, as a wrapper does whose forward pass calls a method of it."""
+class CallsSubmodules(torch.nn.Module):
+    """Holds a model and calls only its submodules, as wrappers do whose forward pass calls a method of the model."""
 
     def __init__(self, model):
         super().__init__()
@@ -160,21 +160,21 @@ class CallsParts(torch.nn.Module):
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("place", ["around a part", "calls the parts"])
+@pytest.mark.parametrize("place", ["around a submodule", "calls the submodules"])
 @pytest.mark.usefixtures("group")
-def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, place, before):
+def test_ddp_around_submodules_is_detected_in_the_first_step(ranks, place, before):
     def act(world):
         model = network()
 
-        def wrap_parts():
-            if place == "calls the parts":
-                return DistributedDataParallel(CallsParts(model))
+        def wrap_submodules():
+            if place == "calls the submodules":
+                return DistributedDataParallel(CallsSubmodules(model))
             model[0] = DistributedDataParallel(model[0])
             return model
 
-        called = wrap_parts() if before else None
+        called = wrap_submodules() if before else None
         optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
-        called = called or wrap_parts()
+        called = called or wrap_submodules()
         with one_at_a_time:
             called(torch.ones(4, 3)).sum().backward()
         optimizer.step()
@@ -184,7 +184,7 @@ def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, pl
 
 @pytest.fixture
 def no_garbage_collection():
-    """No garbage is collected: a watched model of another test may not end while torch reads the table of them."""
+    """Disable garbage collection: no watched model of another test may be freed while torch iterates over them."""
     gc.collect()
     gc.disable()
     yield
@@ -201,13 +201,18 @@ def compile_step(model):
     [
         (lambda model: compile_step(DistributedDataParallel(model)), True),
         (lambda model: DistributedDataParallel(compile_step(model)), False),
-        (lambda model: compile_step(DistributedDataParallel(CallsParts(model))), True),
-        (lambda model: compile_step(DistributedDataParallel(CallsParts(model))), False),
+        (lambda model: compile_step(DistributedDataParallel(CallsSubmodules(model))), True),
+        (lambda model: compile_step(DistributedDataParallel(CallsSubmodules(model))), False),
     ],
-    ids=["compiled wrapper", "wrapper of a compiled model", "that calls the parts", "that calls the parts, later"],
+    ids=[
+        "compiled wrapper",
+        "wrapper of a compiled model",
+        "that calls the submodules",
+        "that calls the submodules, later",
+    ],
 )
 @pytest.mark.usefixtures("group", "no_garbage_collection")
-def test_a_data_parallel_wrapper_is_noticed_under_compilation_too(ranks, wrap, before):
+def test_ddp_is_detected_with_torch_compile(ranks, wrap, before):
     def act(world):
         with one_at_a_time:  # as torch compiles
             model = network()
@@ -223,7 +228,7 @@ def test_a_data_parallel_wrapper_is_noticed_under_compilation_too(ranks, wrap, b
 
 @pytest.mark.usefixtures("no_garbage_collection")
 @on_ranks(2, [1, 1])
-def test_a_compiled_model_keeps_one_graph_and_no_more_is_compiled_while_it_trains(world):
+def test_compiled_model_keeps_one_graph(world):
     model = network()
     optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
     graphs = torch._dynamo.testing.CompileCounter()
@@ -239,7 +244,7 @@ def test_a_compiled_model_keeps_one_graph_and_no_more_is_compiled_while_it_train
 
 @pytest.mark.usefixtures("group")
 @on_ranks(2, [[1, 0, 0]] * 2)
-def test_parts_are_watched_in_the_first_steps_only_and_left_as_they_were(world):
+def test_submodule_hooks_are_removed_after_the_first_steps(world):
     model = network()
     optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
     watched = [len(model[0]._forward_pre_hooks)]
@@ -255,13 +260,13 @@ def test_parts_are_watched_in_the_first_steps_only_and_left_as_they_were(world):
 
 
 @pytest.mark.usefixtures("group")
-def test_a_data_parallel_wrapper_that_never_synchronizes_may_stay(ranks):
+def test_ddp_under_no_sync_is_allowed(ranks):
     assert ranks.run(2, lambda world: train(world, PAIRS, before=True, syncs=False)) == [2, 2]
 
 
 @pytest.mark.usefixtures("group")
 @on_ranks(2, [1, 1])
-def test_a_data_parallel_wrapper_around_another_model_is_nobodys_business(world):
+def test_ddp_around_another_model_is_allowed(world):
     model, other = network(), DistributedDataParallel(network())
     optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
     with one_at_a_time:
@@ -274,7 +279,7 @@ def test_a_data_parallel_wrapper_around_another_model_is_nobodys_business(world)
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.usefixtures("group")
-def test_sharding_after_wrapping_names_who_did_it(ranks, whole):
+def test_fsdp_after_wrapping_is_rejected(ranks, whole):
     def act(world):
         model = network()
         optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
@@ -286,7 +291,7 @@ def test_sharding_after_wrapping_names_who_did_it(ranks, whole):
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.usefixtures("group")
-def test_a_sharded_model_is_refused_at_wrapping(ranks, whole):
+def test_fsdp_model_is_rejected_at_wrapping(ranks, whole):
     def act(world):
         model = FullyShardedDataParallel(network(), **SHARDS, use_orig_params=whole)
         DistributedOptimizer(sgd(model), model, PAIRS, world=world)
@@ -303,8 +308,8 @@ def test_a_sharded_model_is_refused_at_wrapping(ranks, whole):
         ("transformers.trainer", "the Transformers Trainer wraps and moves models by itself"),
     ],
 )
-def test_a_model_that_a_framework_moved_names_the_framework_that_calls(ranks, package, words):
-    """As these packages do it: a function of theirs moves the model, and one of theirs calls step()."""
+def test_error_after_a_framework_moved_the_model_names_the_framework(ranks, package, words):
+    """As in these packages, whose code moves the model and calls step()."""
     library = types.ModuleType(package)
     exec("def move_and_step(model, optimizer):\n    model.double()\n    optimizer.step()\n", library.__dict__)
 
@@ -318,7 +323,7 @@ def test_a_model_that_a_framework_moved_names_the_framework_that_calls(ranks, pa
     assert "model.to()" not in said
 
 
-def test_a_model_that_the_script_moved_is_told_what_moves_models(ranks):
+def test_error_after_the_script_moved_the_model_names_the_methods(ranks):
     def act(world):
         model = network()
         optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
@@ -329,7 +334,7 @@ def test_a_model_that_the_script_moved_is_told_what_moves_models(ranks):
 
 
 def warnings_of(ranks, schedule, act, *, n=2):
-    """Warnings of a run of three steps, in which `act(model, optimizer)` is done after the second, twice."""
+    """Return the warnings of a run of three steps with two calls of `act(model, optimizer)` after the second step."""
 
     def work(world):
         model = network()
@@ -370,7 +375,7 @@ def saves(model, _optimizer):
     model.state_dict()
 
 
-def saves_a_part(model, _optimizer):
+def saves_submodule(model, _optimizer):
     model[1].state_dict()
 
 
@@ -378,42 +383,42 @@ def writes(model, _optimizer):
     torch.save(model, io.BytesIO())
 
 
-def writes_a_part(model, _optimizer):
+def writes_submodule(model, _optimizer):
     torch.save({"step": 1, "part": model[0]}, io.BytesIO())
 
 
 @pytest.mark.parametrize(
-    ("act", "what"),
+    ("act", "use"),
     [
         (evaluates, "a forward pass evaluate"),
         (saves, "model.state_dict() holds"),
-        (saves_a_part, "model.1.state_dict() holds"),
+        (saves_submodule, "model.1.state_dict() holds"),
         (writes, "torch.save(model), or pickling it, writes"),
-        (writes_a_part, "torch.save(model.0), or pickling it, writes"),
+        (writes_submodule, "torch.save(model.0), or pickling it, writes"),
     ],
 )
-def test_using_the_live_model_in_mid_run_is_warned_of_once_on_each_worker(ranks, act, what):
+def test_using_the_live_model_warns_once_on_each_worker(ranks, act, use):
     said = warnings_of(ranks, ONE_OF_THREE, act, n=3)
     assert len(said) == 3
     for rank, text in enumerate(said):
         assert "partreduce: step 2: " in text
-        assert f"{what} worker {rank}'s own model, not the mean of all" in text
+        assert f"{use} worker {rank}'s own model, not the mean of all" in text
         assert "with optimizer.mean_model():" in text
         assert "optimizer.finish()" in text
 
 
-@pytest.mark.parametrize("act", [evaluates, saves, saves_a_part, writes])
+@pytest.mark.parametrize("act", [evaluates, saves, saves_submodule, writes])
 @pytest.mark.parametrize(
     "schedule",
     [GRADIENTS, PAIRS, Schedule("every 2", Cluster.regular(1, 2), AllReduce(steps_per_round=2))],
     ids=lambda one: one.name,
 )
-def test_using_the_live_model_where_all_are_equal_needs_no_warning(ranks, schedule, act):
-    """Averaged gradients keep models equal; a mean over all makes them so until the next step."""
+def test_using_equal_live_models_does_not_warn(ranks, schedule, act):
+    """Averaged gradients keep models equal; an average over all workers makes them equal until the next step."""
     assert warnings_of(ranks, schedule, act) == []
 
 
-def test_inside_the_mean_model_and_with_gradients_nothing_is_said(ranks):
+def test_mean_model_and_forward_with_gradients_do_not_warn(ranks):
     def act(model, optimizer):
         with optimizer.mean_model() if not optimizer.ending.is_finished else warnings.catch_warnings():
             evaluates(model, optimizer)
@@ -426,10 +431,10 @@ def test_inside_the_mean_model_and_with_gradients_nothing_is_said(ranks):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_copies_of_a_watched_model_and_scripts_of_the_mean_are_as_of_any_model(ranks):
+def test_copied_and_scripted_models_do_not_warn(ranks):
     def act(model, optimizer):
         other = copy.deepcopy(model)
-        for uses in (evaluates, saves, saves_a_part, writes, writes_a_part):
+        for uses in (evaluates, saves, saves_submodule, writes, writes_submodule):
             uses(other, optimizer)
         if not optimizer.ending.is_finished:
             with optimizer.mean_model(), one_at_a_time:  # torch compiles scripts in one thread at a time

@@ -1,4 +1,4 @@
-"""Workers that all train on the same batches are warned, and no others."""
+"""Only workers that all train on the same batches warn."""
 
 import sys
 import threading
@@ -43,18 +43,18 @@ optimizer.finish()
 """
 
 
-def comparing(store, num_workers, gradients):
-    """What the two checks ask of one worker's guard."""
+def fake_guard(store, num_workers, gradients):
+    """Return a guard with the attributes that the two checks read."""
     slots = [SimpleNamespace(gradient=gradient) for gradient in gradients]
     return SimpleNamespace(
         notes=Notes(store, "data/1"), num_compared=num_workers, flat=SimpleNamespace(slots=lambda: slots)
     )
 
 
-def looks(per_worker):
-    """Whether each worker's look at its gradients said enough, and the warnings."""
+def compare(per_worker):
+    """Return whether the check of each worker is complete, and the warnings."""
     store = dist.HashStore()
-    guards = [comparing(store, len(per_worker), gradients) for gradients in per_worker]
+    guards = [fake_guard(store, len(per_worker), gradients) for gradients in per_worker]
     with warnings.catch_warnings(record=True, action="always") as seen:
         for guard in guards:
             same_batches(guard)
@@ -62,13 +62,13 @@ def looks(per_worker):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_all_alike_are_told_once_and_one_that_differs_is_enough_for_silence(dtype):
+def test_identical_gradients_of_all_workers_warn_once(dtype):
     same, other = ([torch.randn(5, 7, dtype=dtype).t(), None] for _ in range(2))
-    answers, said = looks([same] * 3)
+    answers, said = compare([same] * 3)
     assert answers == [True] * 3
     assert len(said) == 1
     assert "all 3 workers have the same gradients in their first step" in said[0]
-    assert looks([same, same, other]) == ([True] * 3, [])
+    assert compare([same, same, other]) == ([True] * 3, [])
 
 
 @pytest.mark.parametrize(
@@ -83,20 +83,20 @@ def test_all_alike_are_told_once_and_one_that_differs_is_enough_for_silence(dtyp
         [torch.ones(64).to_sparse()],
     ],
 )
-def test_gradients_that_tell_nothing_are_not_compared(gradients):
+def test_uninformative_gradients_are_not_compared(gradients):
     assert fingerprint(gradients) == ""
-    assert looks([gradients] * 2) == ([False] * 2, [])
+    assert compare([gradients] * 2) == ([False] * 2, [])
 
 
 def warnings_of(per_worker):
-    """The warnings where workers give `shard_dataset` these data."""
+    """Return the warnings after workers passed these data to `shard_dataset`."""
     store = dist.HashStore()
     with warnings.catch_warnings(record=True, action="always") as seen:
         for data in per_worker:
             pop_fingerprint()
             for part in data:
                 record_fingerprint(part)
-            data_in_different_orders(comparing(store, len(per_worker), [None]))
+            data_in_different_orders(fake_guard(store, len(per_worker), [None]))
     return [str(warning.message) for warning in seen]
 
 
@@ -120,7 +120,7 @@ def shuffle(data):
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_data_that_workers_shuffle_by_themselves_before_they_are_dealt_are_told_of_once(kind):
+def test_data_shuffled_differently_before_sharding_warn_once(kind):
     whole = WHOLE[kind]
     said = warnings_of([[whole, SHUFFLED], [shuffle(whole), SHUFFLED], [shuffle(whole), SHUFFLED]])
     assert len(said) == 1
@@ -128,7 +128,7 @@ def test_data_that_workers_shuffle_by_themselves_before_they_are_dealt_are_told_
     assert warnings_of([[whole, shuffle(whole)]] * 3) == []
 
 
-def test_data_that_are_alike_but_for_folders_and_rounding_are_not_told_of():
+def test_folders_and_rounding_of_the_data_are_ignored():
     assert warnings_of([[["/scratch/0/a.png", 0.3]], [["/scratch/1/a.png", 0.1 + 0.2]]]) == []
 
 
@@ -136,8 +136,7 @@ def test_data_that_are_alike_but_for_folders_and_rounding_are_not_told_of():
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("averages", ["1", "1 early", "2"])
 @pytest.mark.parametrize("data", ["whole", "averages itself", "by hand", "sharded"])
-def test_a_script_that_shards_nothing_is_told_how_to_and_one_that_shards_is_not(tmp_path, data, averages):
-    """Also one whose workers average the gradients of the same data themselves."""
+def test_only_a_script_without_sharding_is_warned(tmp_path, data, averages):
     (tmp_path / "train.py").write_text(TRAIN)
     words = ["run", "-n", "2", "train.py", data, *averages.split()]
     said = " ".join(WARM.run("partreduce", *words, cwd=tmp_path, check=True).stderr.split())
@@ -146,23 +145,23 @@ def test_a_script_that_shards_nothing_is_told_how_to_and_one_that_shards_is_not(
     assert ("give each its own part, as partreduce.shard_dataset(data) does" in said) == tells, said
 
 
-# Optimizers of many threads step while others begin and end to watch: each looks at all that watch.
+# Optimizers of many threads step while other guards attach and detach: each step iterates over all guards.
 
 
 THREADS, ROUNDS = 8, 200
 
 
 @pytest.fixture
-def _switching():
-    """Threads take turns as often as Python can."""
+def _fast_switching():
+    """Switch threads as often as Python can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
 
 
-def watching(own):
-    """The guard of a run of which nothing is asked but whether it is at work."""
+def guard_of(own):
+    """Return a guard of a run that has only the attributes which attach and detach read."""
     model = torch.nn.Module()
     flat = SimpleNamespace(slots=list, buckets=[], apart={}, frozen_names={}, model=model, named_frozen=list)
     flat.sharders = SimpleNamespace(shards=False)
@@ -184,8 +183,8 @@ def watching(own):
     )  # fmt: skip
 
 
-@pytest.mark.usefixtures("_switching")
-def test_threads_begin_and_end_to_watch_while_others_step():
+@pytest.mark.usefixtures("_fast_switching")
+def test_guards_attach_and_detach_while_other_threads_step():
     failures = []
 
     def work():
@@ -194,7 +193,7 @@ def test_threads_begin_and_end_to_watch_while_others_step():
         own, other = (torch.optim.SGD([parameter], 0.1) for _ in range(2))
         try:
             for _ in range(ROUNDS):
-                watch = watching(own)
+                watch = guard_of(own)
                 watch.attach()
                 other.step()
                 watch.after_step()

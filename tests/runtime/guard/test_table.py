@@ -1,4 +1,4 @@
-"""Every check of the table is met by a script that misuses the run-time, in the first step and in the eleventh."""
+"""Every check of the table detects its misuse, in the first step and in the eleventh."""
 
 import re
 import warnings
@@ -25,16 +25,16 @@ TABLE_OF_ROWS = st.TablePlacement(parameter="0.weight", rows=20, columns=3, way=
 TABLES = st.AllReduce(payload=st.Payload(tables=(TABLE_OF_ROWS,)))
 ROWS = {row.name: row for row in TABLE}
 IN_STEPS = [name for name, row in ROWS.items() if any(moment.is_in_step for moment in row.moments)]
-LATER = [name for name in IN_STEPS if ROWS[name].when is When.ALWAYS]
+PERMANENT = [name for name in IN_STEPS if ROWS[name].when is When.ALWAYS]
 ELSEWHERE = {"rank of a sharded model alone": "processes/test_sharded_models.py"}
-"""What needs several processes for each worker, and the file that has it."""
+"""Checks that need several processes for each worker, and the file that tests them."""
 BY_WAYS_OUT = {
     "uninitialized parameter", "parameter on the meta device", "sparse parameter", "parameter of another dtype",
     "two tensors in one memory", "optimizer of another model", "state of a new group", "loaded in mean model",
     "added parameter not wrapped", "live model used", "models begin apart", "skip where means are changed",
     "backward after average gradients", "plain optimizer stepped",
 }  # fmt: skip
-"""What scripts of `test_ways_out.py` meet, and then mend as the message says."""
+"""Checks of which scripts in `test_ways_out.py` raise the error and then apply its remedy."""
 CASES = {}
 
 
@@ -44,7 +44,7 @@ def case(script):
 
 
 class Script:
-    """One worker's script: `begin` wraps a model and takes so many ordinary steps, after which it is misused."""
+    """One worker's script: `begin` wraps a model and takes `ordinary` steps before the misuse."""
 
     def __init__(self, world, ordinary):
         self.world, self.ordinary = world, ordinary
@@ -259,7 +259,7 @@ def gradients_sent_with_a_scale(s):
 
 
 def compare_by_process(s):
-    """As where workers are processes."""
+    """Compare data between workers, as in runs whose workers are processes."""
     s.optimizer.engine.guard.compares_data(s.world.store, f"{id(s.world.store)} {s.ordinary}", N)
 
 
@@ -267,7 +267,7 @@ def compare_by_process(s):
 def data_in_different_orders(s):
     s.begin()
     compare_by_process(s)
-    with one_at_a_time:  # what a process was given is noted in one place
+    with one_at_a_time:  # the fingerprint is global to the process
         pop_fingerprint()
         record_fingerprint([s.world.rank, 2, 3])
         s.optimizer.engine.guard.compare_first(gradients=True)
@@ -303,7 +303,7 @@ def another_optimizer_with_own_gradients(s):
     s.step(before=other.step)
 
 
-# Where all meet.
+# Where all workers synchronize.
 
 
 @case
@@ -328,7 +328,7 @@ def models_that_part(s):
 
 
 def messages_of(ranks, name, ordinary):
-    """The messages of the workers' guards, refusals and warnings."""
+    """Return the errors and warnings of all workers."""
     with warnings.catch_warnings(record=True, action="always") as caught:
         results = ranks.run(N, lambda world: CASES[name](Script(world, ordinary)), catch=PartreduceError)
     assert all(result is None or isinstance(result, InputError) for result in results), results
@@ -336,11 +336,11 @@ def messages_of(ranks, name, ordinary):
 
 
 def pattern_of(row):
-    """The row's message, with anything in the places of what was found."""
+    """Return the pattern of the row's message, with wildcards for its fields."""
     return re.compile(".*".join(map(re.escape, re.split(r"\{[^}]*\}", row.message))))
 
 
-def is_said(name, said):
+def is_reported(name, said):
     return any(pattern_of(ROWS[name]).search(text) for text in said)
 
 
@@ -356,24 +356,23 @@ def test_every_row_has_a_case():
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("name", CASES)
-def test_a_check_says_what_the_table_says_from_the_first_step_on(ranks, monkeypatch, name):
+def test_check_reports_its_message_from_the_first_step(ranks, monkeypatch, name):
     if name == "started again without loading":
         monkeypatch.setenv(RESTART_COUNT, "1")
-    assert is_said(name, messages_of(ranks, name, 0))
+    assert is_reported(name, messages_of(ranks, name, 0))
 
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("always", [False, True])
 @pytest.mark.parametrize("name", sorted(set(IN_STEPS) - {"started again without loading"}))
-def test_what_begins_in_the_eleventh_step_is_noticed_as_the_table_says(ranks, monkeypatch, name, always):
+def test_misuse_in_the_eleventh_step_is_detected_by_permanent_checks(ranks, monkeypatch, name, always):
     if always:
         monkeypatch.setenv(CHECK, "always")
-    assert is_said(name, messages_of(ranks, name, 10)) == (always or name in LATER)
+    assert is_reported(name, messages_of(ranks, name, 10)) == (always or name in PERMANENT)
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_later_steps_run_what_is_marked_and_all_checks_where_the_user_asks(ranks, monkeypatch, always):
-    """Of eleven steps each notes which checks look, on worker 0."""
+def test_later_steps_run_permanent_checks_or_all_if_configured(ranks, monkeypatch, always):
     counted, looked = set(), {}
     if always:
         monkeypatch.setenv(CHECK, "always")
@@ -398,15 +397,15 @@ def test_later_steps_run_what_is_marked_and_all_checks_where_the_user_asks(ranks
 
     ranks.run(N, act)
     assert all(looked[step] == set(IN_STEPS) for step in range(1, FIRST_STEPS + 1))
-    assert all(looked[step] == set(IN_STEPS if always else LATER) for step in range(FIRST_STEPS + 1, 12))
+    assert all(looked[step] == set(IN_STEPS if always else PERMANENT) for step in range(FIRST_STEPS + 1, 12))
 
 
-def test_a_row_that_costs_time_in_each_step_says_why():
-    for name in LATER:
+def test_permanent_checks_with_a_cost_have_a_reason():
+    for name in PERMANENT:
         assert ROWS[name].why or ROWS[name].cost == "none", name
 
 
-def test_another_word_than_always_is_refused(ranks, monkeypatch):
+def test_unknown_check_setting_is_rejected(ranks, monkeypatch):
     monkeypatch.setenv(CHECK, "sometimes")
     errors = ranks.run(N, lambda world: Script(world, 0).begin(), catch=InputError)
     assert {str(error) for error in errors} == {
@@ -414,6 +413,5 @@ def test_another_word_than_always_is_refused(ranks, monkeypatch):
     }
 
 
-def test_the_page_is_that_of_the_table():
-    """Written by `python docs/make_errors.py`."""
+def test_generated_page_matches_the_table():
     assert TARGET.read_text(encoding="utf-8") == page()

@@ -1,4 +1,4 @@
-"""Tables of their own route: training over 4 workers equals one device that has the whole batch."""
+"""Training with embedding tables on 4 workers matches one device that has the whole batch."""
 
 from dataclasses import fields
 
@@ -55,14 +55,14 @@ CLOSE = [
 ]
 
 
-def words_of(case):
-    """What of a case is not the default, as a test's name."""
+def id_of(case):
+    """Return the fields of a case that differ from the default, as a test id."""
     plain = Case()
     return "-".join(str(v) for f in fields(case) if (v := getattr(case, f.name)) != getattr(plain, f.name)) or "plain"
 
 
 def differences(case, ranks):
-    """By name, the largest difference of parameters and moving averages from one device's; and who has whole tables."""
+    """Return the largest difference from one device by name of the parameter, moving average or output."""
     (model, moving, outputs), states = on_one_device(case), over_workers(case, ranks)
     wanted = model.state_dict()
     found = {name: float((value - wanted[name]).abs().max().detach()) for name, value in states[0][0].items()}
@@ -72,13 +72,13 @@ def differences(case, ranks):
     return found | {"outputs": float((torch.cat([state[2] for state in states]) - outputs).abs().max())}
 
 
-@pytest.mark.parametrize("case", EXACT, ids=words_of)
-def test_dyadic_numbers_give_the_very_bits_of_one_device(ranks, case):
+@pytest.mark.parametrize("case", EXACT, ids=id_of)
+def test_dyadic_values_match_one_device_bit_for_bit(ranks, case):
     assert set(differences(case, ranks).values()) == {0.0}
 
 
-@pytest.mark.parametrize("case", CLOSE, ids=words_of)
-def test_every_optimizer_and_clipping_are_as_on_one_device(ranks, case):
+@pytest.mark.parametrize("case", CLOSE, ids=id_of)
+def test_optimizers_and_clipping_match_one_device(ranks, case):
     found = differences(case, ranks)
     assert max(found.values()) < 2e-6, found
 
@@ -90,19 +90,19 @@ def test_every_optimizer_and_clipping_are_as_on_one_device(ranks, case):
         (Case("sparseadam", "2x2", sparse=True, padding=2, codec="int8"), 0.05),
         (Case("momentum", "2x2", way=Placement.GATHER, clip=0.25, backwards=2, codec="bfloat16"), 0.05),
     ],
-    ids=lambda case: words_of(case) if isinstance(case, Case) else "",
+    ids=lambda case: id_of(case) if isinstance(case, Case) else "",
 )
-def test_with_a_codec_training_stays_near_one_device(ranks, case, most):
+def test_training_with_a_codec_stays_close_to_one_device(ranks, case, most):
     found = differences(case, ranks)
     assert 0 < max(found.values()) < most, found
 
 
-def test_training_moves_the_tables():
+def test_training_changes_the_tables():
     before, after = Model(Case()), on_one_device(Case())[0]
     assert all(not torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
 
 
-def test_parallelize_measures_what_steps_touch_and_trains_by_the_planners_choice(ranks):
+def test_parallelize_measures_touched_rows_and_uses_the_planned_placement(ranks):
     case = Case("sgd", dtype=torch.float64)
     links = Hardware(inside=Link.of_bandwidth(5e9, 1e-5), nic=Link.of_bandwidth(25e6, 1e-4))
 
@@ -130,7 +130,7 @@ def test_parallelize_measures_what_steps_touch_and_trains_by_the_planners_choice
 
 
 @pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
-def test_tables_begin_as_worker_0_has_them_whatever_the_others_had(ranks, way):
+def test_tables_start_with_the_values_of_worker_0(ranks, way):
     case = Case(way=way, dtype=torch.float64)
 
     def act(world):
@@ -151,7 +151,7 @@ def test_tables_begin_as_worker_0_has_them_whatever_the_others_had(ranks, way):
     assert all(torch.equal(value, said[0][2][name]) for name, value in plain.state_dict().items())
 
 
-def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
+def test_meta_tables_are_initialized_on_their_owners(ranks):
     case = Case("adagrad", padding=3)
 
     def act(world):
@@ -174,7 +174,7 @@ def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 @pytest.mark.parametrize("using", [{"build": "node-then-all"}, {"build": "allreduce", "every": 2}])
-def test_beside_groups_that_average_parameters_the_tables_are_those_of_a_replay(ranks, using):
+def test_tables_match_a_replay_when_groups_average_parameters(ranks, using):
     case = Case("sgd", dtype=torch.float64, using=using)
     schedule = schedule_of(case)
 
@@ -186,7 +186,7 @@ def test_beside_groups_that_average_parameters_the_tables_are_those_of_a_replay(
     models = [Model(case) for _ in range(4)]
     words, bags = models[0].words, models[0].bag
     for model in models:
-        model.words, model.bag = words, bags  # the tables are one, the dense layers four
+        model.words, model.bag = words, bags  # one set of tables, four dense layers
     tables = [words.weight, bags.weight]
     for step in range(3):
         for weight in tables:
@@ -209,7 +209,7 @@ def test_beside_groups_that_average_parameters_the_tables_are_those_of_a_replay(
 
 
 def average(models, schedule, round_):
-    """One round of a schedule's group means over the dense layers."""
+    """Average the dense layers over the groups of one round."""
     before = [[parameter.clone() for parameter in model.last.parameters()] for model in models]
     for rank, model in enumerate(models):
         group = schedule.group_of(rank, round_)
@@ -222,7 +222,7 @@ def average(models, schedule, round_):
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 @pytest.mark.parametrize("using", [{}, {"build": "node-then-all"}], ids=["gradients", "parameters"])
-def test_evaluation_after_the_last_step_of_a_loop_adds_no_step(ranks, using):
+def test_evaluation_after_the_last_step_adds_no_step(ranks, using):
     case = Case("adam", dtype=torch.float64, using=using)
 
     def act(world):
@@ -243,9 +243,9 @@ def test_evaluation_after_the_last_step_of_a_loop_adds_no_step(ranks, using):
     assert all(torch.equal(before[name], after[name]) for name in names)
 
 
-@pytest.mark.parametrize("clips", ["no", "first", "behind the average"])
-def test_workers_agree_four_times_in_a_step_with_two_tables_whether_it_clips_or_not(ranks, monkeypatch, clips):
-    """The norm goes with the word that ends the backward passes, and by itself where that has gone already."""
+@pytest.mark.parametrize("clips", ["no", "first", "after the average"])
+def test_clipping_adds_a_collective_only_after_averaging(ranks, monkeypatch, clips):
+    """The norm is part of the message that ends the backward passes, or a message after it once that has been sent."""
     case, said = Case("sgd"), [[] for _ in range(4)]
     meet = Wire.meet
 
@@ -261,7 +261,7 @@ def test_workers_agree_four_times_in_a_step_with_two_tables_whether_it_clips_or_
         words, bags, targets = (array[0, 0] for array in part_of(data_of(case), world.rank))
         said[world.rank].clear()
         ((model(words, bags) * targets).sum() / 16).backward()
-        if clips == "behind the average":
+        if clips == "after the average":
             optimizer.average_gradients()
         norm = partreduce.clip_grad_norm_(model.parameters(), 0.25) if clips != "no" else None
         optimizer.step()
@@ -269,11 +269,11 @@ def test_workers_agree_four_times_in_a_step_with_two_tables_whether_it_clips_or_
 
     norms = ranks.run(4, act)
     assert all(norm == norms[0] for norm in norms)
-    alone = ["NORM"] if clips == "behind the average" else []
+    alone = ["NORM"] if clips == "after the average" else []
     assert said == [["LOOKUP", "LOOKUP", "REDUCE", "STEP", *alone]] * 4
 
 
-def test_a_script_that_runs_alone_may_clip_sparse_gradients():
+def test_clip_grad_norm_supports_sparse_gradients_on_one_process():
     case = Case("sgd", sparse=True, dtype=torch.float64)
     model = Model(case)
     words, bags, _ = (array[0, 0] for array in data_of(case))
@@ -289,8 +289,8 @@ INF = float("inf")
 
 @pytest.mark.parametrize("largest", ["dense", "rows"])
 @pytest.mark.parametrize("norm_type", [0.5, 1.0, 2.0, 3.0, INF])
-def test_the_norm_counts_what_lies_anywhere_once(ranks, norm_type, largest):
-    """Each worker's rows, and the dense gradient as one; a worker may own no row. Gradients keep their precision."""
+def test_norm_counts_every_row_and_dense_gradient_once(ranks, norm_type, largest):
+    """A worker may own no row, and gradients keep their precision."""
     case = Case("sgd", dtype=torch.float64, hosts=(0, 1), partitions=2)
 
     def norm(model, data):
@@ -331,8 +331,7 @@ def test_the_norm_counts_what_lies_anywhere_once(ranks, norm_type, largest):
         ([[2.0], []], 2.0),
     ],
 )
-def test_the_largest_number_of_sparse_and_dense_gradients_is_found_wherever_it_lies(gradients, wanted):
-    """Negative, in any place, no number, and next to a gradient without numbers."""
+def test_infinity_norm_of_sparse_and_dense_gradients(gradients, wanted):
     dense, rows = (torch.tensor(values, dtype=torch.float64) for values in gradients)
     weight = torch.nn.Parameter(torch.zeros_like(dense))
     weight.grad = dense

@@ -1,4 +1,4 @@
-"""Bad input and odd loops with tables of their own route: one line on all workers, no hang, no wrong number."""
+"""Invalid input and unusual loops with embedding tables: all workers raise the same one-line error, none hangs."""
 
 import itertools
 from dataclasses import replace
@@ -32,7 +32,7 @@ from partreduce.strategies import Payload, Placement, TablePlacement
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("adam", dtype=torch.float64)
 NO_WORLD = SimpleNamespace(next_instance=None)
-"""In the place of a world, for what is refused before one is asked for."""
+"""Instead of a world, for errors that are raised before a world is used."""
 
 
 def steps_of(case, rank):
@@ -46,7 +46,7 @@ def step(model, optimizer, words, bags, targets):
 
 
 def one_line(ranks, act, case=CASE):
-    """What all workers say when `act(model, optimizer, rank, step's data)` goes wrong; the same on all."""
+    """Return the error of `act(model, optimizer, rank, data of the step)`, which is the same on all workers."""
 
     def run(world):
         model, optimizer = start(case, world)
@@ -56,7 +56,7 @@ def one_line(ranks, act, case=CASE):
 
 
 @pytest.mark.parametrize("cluster", ["2x2", CROSSED], ids=str)
-def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks, cluster):
+def test_index_out_of_range_on_one_worker_stops_all_workers(ranks, cluster):
     def act(model, optimizer, rank, data):
         words = data[0] + (WORDS if rank == 2 else 0)
         step(model, optimizer, words, *data[1:])
@@ -66,7 +66,7 @@ def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks, clus
     assert line.endswith(f"is out of range; its rows are 0..{WORDS - 1}")
 
 
-def test_a_gathered_table_refuses_an_index_on_all_workers_with_one_message(ranks):
+def test_gathered_table_reports_an_index_out_of_range_on_all_workers(ranks):
     def act(model, optimizer, rank, data):
         step(model, optimizer, data[0] - (WORDS if rank == 1 else 0), *data[1:])
 
@@ -86,7 +86,7 @@ def test_a_gathered_table_refuses_an_index_on_all_workers_with_one_message(ranks
         ("saves", "worker 1 saves or spreads the rows of 'words.weight' in step 0 while worker 0 looks up rows"),
     ],
 )
-def test_workers_that_part_are_named_in_one_line(ranks, mistake, expected):
+def test_diverging_workers_are_named(ranks, mistake, expected):
     def act(model, optimizer, rank, data):
         if rank == 1:
             if mistake == "lookup":
@@ -107,8 +107,8 @@ def test_workers_that_part_are_named_in_one_line(ranks, mistake, expected):
 
 @pytest.mark.parametrize("of", ["model", "optimizer"])
 @pytest.mark.parametrize("place", ["finish", "mean_model"])
-def test_a_state_dict_that_worker_0_alone_asks_for_is_named(ranks, of, place):
-    """After the last step, as scripts on one device do it; the others' data had the same length."""
+def test_state_dict_on_worker_0_alone_is_reported(ranks, of, place):
+    """After the last step, as scripts for one device call it; all workers had as much data."""
 
     def run(world):
         model, optimizer = start(CASE, world)
@@ -127,7 +127,7 @@ def test_a_state_dict_that_worker_0_alone_asks_for_is_named(ranks, of, place):
     assert all("worker 0 gave up first" in line and "state_dict()" in line for line in said[1:])
 
 
-def test_hooks_that_a_script_removes_are_none_that_training_needs_and_an_embedding_taken_back_is_named(ranks):
+def test_removed_hooks_are_harmless_and_a_restored_embedding_is_reported(ranks):
     def run(world):
         model, optimizer = start(CASE, world)
         first, second, _ = steps_of(CASE, world.rank)
@@ -148,7 +148,7 @@ def test_hooks_that_a_script_removes_are_none_that_training_needs_and_an_embeddi
     ranks.fresh()
 
 
-def test_unequal_vocabularies_are_named_before_anything_is_sent(ranks):
+def test_different_vocabularies_are_reported_before_communication(ranks):
     def run(world):
         model = Model(CASE)
         if world.rank == 3:
@@ -162,7 +162,7 @@ def test_unequal_vocabularies_are_named_before_anything_is_sent(ranks):
     assert f"rank 3 has words.weight {WORDS + 1}×{WIDTH}" in said.pop()
 
 
-def test_a_schedule_for_another_size_or_name_is_refused(ranks):
+def test_schedule_for_another_table_size_or_name_is_rejected(ranks):
     other, plain = replace(CASE, cluster="1x2"), Model(replace(CASE, dtype=torch.float32))
 
     def run(world):
@@ -202,7 +202,7 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
         ({"again": nn.Embedding(WORDS, WIDTH, max_norm=1.0)}, "its 2 embeddings differ in max_norm"),
     ],
 )
-def test_what_a_route_cannot_do_as_one_device_is_refused_by_name(change, reason):
+def test_unsupported_embeddings_are_rejected(change, reason):
     model = Model(replace(CASE, dtype=torch.float32))
     for name, module in change.items():
         setattr(model, name, module)
@@ -222,7 +222,7 @@ def test_what_a_route_cannot_do_as_one_device_is_refused_by_name(change, reason)
         lambda parameters: Several(torch.optim.Adafactor(parameters)),
     ],
 )
-def test_an_optimizer_that_looks_at_whole_tensors_is_refused_for_shards_only(ranks, kind):
+def test_whole_tensor_optimizers_are_rejected_for_shards_only(ranks, kind):
     def run(way, world):
         case = replace(CASE, way=way)
         model = Model(case)
@@ -237,7 +237,7 @@ def test_an_optimizer_that_looks_at_whole_tensors_is_refused_for_shards_only(ran
 
 
 @pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
-def test_a_weight_that_is_trained_by_more_than_lookups_is_named(ranks, way):
+def test_table_trained_outside_lookups_is_reported(ranks, way):
     def act(model, _optimizer, _rank, data):
         (model(*data[:2]).sum() + model.words.weight.square().mean()).backward()
 
@@ -245,7 +245,7 @@ def test_a_weight_that_is_trained_by_more_than_lookups_is_named(ranks, way):
 
 
 @on_ranks(4)
-def test_an_index_that_only_an_evaluation_looks_up_is_named_where_nothing_is_exchanged(world):
+def test_gathered_table_reports_an_invalid_index_in_evaluation(world):
     model, _ = start(replace(CASE, way=Placement.GATHER), world)
     if world.rank == 2:
         with torch.no_grad(), pytest.raises(InputError, match="index 99 is out of range"):
@@ -253,7 +253,7 @@ def test_an_index_that_only_an_evaluation_looks_up_is_named_where_nothing_is_exc
 
 
 @on_ranks(4)
-def test_a_frozen_table_is_looked_up_and_a_model_is_wrapped_once(world):
+def test_frozen_table_is_unchanged_and_a_second_wrap_is_rejected(world):
     model = Model(CASE)
     model.words.weight.requires_grad_(False)
     before = model.words.weight[:3].clone()
@@ -265,7 +265,7 @@ def test_a_frozen_table_is_looked_up_and_a_model_is_wrapped_once(world):
 
 
 @on_ranks(4, [(True, WIDTH, WIDTH)] * 4)
-def test_a_subclass_keeps_its_methods_and_its_type(world):
+def test_embedding_subclass_keeps_its_methods_and_type(world):
     kind = type("Named", (nn.Embedding,), {"named": lambda self: self.weight.shape[1]})
     model = Model(CASE)
     model.words = kind(WORDS, WIDTH, dtype=torch.float64)
@@ -274,7 +274,7 @@ def test_a_subclass_keeps_its_methods_and_its_type(world):
     return isinstance(model.words, kind), model.words.named(), model.words(torch.tensor([WORDS - 1])).shape[1]
 
 
-def test_torchs_own_clipping_refuses_the_gradient_of_a_shard(ranks):
+def test_torch_clipping_rejects_the_gradient_of_a_shard(ranks):
     def act(model, optimizer, _rank, data):
         ((model(*data[:2]) * data[2]).sum() / 16).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -283,8 +283,8 @@ def test_torchs_own_clipping_refuses_the_gradient_of_a_shard(ranks):
 
 
 @pytest.mark.parametrize(("codec", "most"), [("none", 0.0), ("float16", 1e-3)])
-def test_a_worker_whose_data_ended_hands_out_its_rows_and_takes_their_gradients(ranks, codec, most):
-    """In the second round through the data others end first, and who had none left looks rows up again."""
+def test_worker_without_data_serves_rows_and_applies_gradients(ranks, codec, most):
+    """In the second epoch other workers end first, and those without data in the first look rows up again."""
     passes = [3, 1, 2, 3], [1, 3, 3, 2]
 
     def loss_of(model, rank, numbers, data):
@@ -319,8 +319,8 @@ def test_a_worker_whose_data_ended_hands_out_its_rows_and_takes_their_gradients(
 
 @pytest.mark.parametrize("looks_up_first", [False, True])
 @pytest.mark.parametrize("of", ["model", "optimizer"])
-def test_a_state_dict_where_another_workers_data_has_ended_is_named_at_once(ranks, of, looks_up_first):
-    """Also before the step's first lookup, which tells workers without data that there is such a step."""
+def test_state_dict_after_another_workers_data_ended_is_reported(ranks, of, looks_up_first):
+    """Also before the first lookup of the step, which announces the step to workers without data."""
 
     def act(model, optimizer, rank, data):
         with optimizer.join():
@@ -338,8 +338,8 @@ def test_a_state_dict_where_another_workers_data_has_ended_is_named_at_once(rank
     )
 
 
-def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stops_at_once(ranks):
-    """Rather than at the timeout, in which all would wait for a part of the norm that does not come."""
+def test_clipping_with_a_worker_that_never_had_data_is_reported(ranks):
+    """At once, and not at the timeout of the wait for a part of the norm that is never sent."""
 
     def run(world):
         model, optimizer = start(CASE, world)
@@ -351,7 +351,7 @@ def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stop
                     partreduce.clip_grad_norm_(model.parameters(), 0.1)
                     optimizer.step()
         except PartreduceError as error:
-            if world.rank == 0:  # these workers have no heartbeat that could tell worker 2 of its end
+            if world.rank == 0:  # these workers have no heartbeat that could report this end to worker 2
                 optimizer.run.reducer.heartbeat.note("left", "stopped")
             return str(error)
         return ""
@@ -363,7 +363,7 @@ def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stop
     assert all(said.startswith(told) for said in found), found
 
 
-def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
+def test_lookup_with_a_failed_worker_names_the_worker(ranks):
     def run(world):
         model, optimizer = start(CASE, world)
         data = steps_of(CASE, world.rank)
@@ -393,7 +393,7 @@ for step in range(20):
 """
 
 
-def test_a_killed_process_is_named_by_all_others(tmp_path):
+def test_all_survivors_name_a_killed_process(tmp_path):
     script, file = tmp_path / "train.py", tmp_path / "schedule.json"
     script.write_text(SCRIPT)
     schedule = partreduce.design("3x1", build="allreduce")

@@ -1,4 +1,4 @@
-"""What outlives a run with tables of their own route: state dicts with whole tables, checkpoints, other workers."""
+"""State dicts with whole tables, checkpoints, and their use by other numbers of workers."""
 
 import threading
 from dataclasses import replace
@@ -29,8 +29,8 @@ def train_more(case, model, optimizer, data):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_one_device_and_other_workers_continue_from_a_state_dict(ranks, tmp_path, monkeypatch, case):
-    monkeypatch.setattr(saved_tables, "SMALL_BYTES", 64)  # so that tables come in files
+def test_state_dict_resumes_on_one_device_and_on_fewer_workers(ranks, tmp_path, monkeypatch, case):
+    monkeypatch.setattr(saved_tables, "SMALL_BYTES", 64)  # so that tables are sent in files
     path = tmp_path / "state.pt"
 
     def first_half(world):
@@ -66,7 +66,7 @@ def test_one_device_and_other_workers_continue_from_a_state_dict(ranks, tmp_path
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_checkpoint_continues_bit_for_bit_and_other_workers_take_its_model(ranks, tmp_path, case):
+def test_checkpoint_resumes_bit_for_bit_and_loads_on_fewer_workers(ranks, tmp_path, case):
     def half(world):
         model, optimizer = start(case, world)
         data = part_of(data_of(case), world.rank)
@@ -96,8 +96,8 @@ def test_a_checkpoint_continues_bit_for_bit_and_other_workers_take_its_model(ran
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adam", "sparseadam"])
-def test_rows_continue_with_their_optimizers_state_over_other_numbers_of_workers(ranks, tmp_path, name):
-    """4, 2 and 3 workers next to one device, whose dense layer begins with a fresh state as often as theirs."""
+def test_rows_keep_their_optimizer_state_across_world_sizes(ranks, tmp_path, name):
+    """4, 2 and 3 workers match one device whose dense layer starts with a fresh state whenever theirs does."""
     case = Case(name, "1x4", sparse=name == "sparseadam", dtype=torch.float64)
     plain, inner, runs = Model(case), None, ((4, 8), (2, 8), (3, 6))
     for number, (num_workers, samples) in enumerate(runs):
@@ -120,7 +120,7 @@ def test_rows_continue_with_their_optimizers_state_over_other_numbers_of_workers
         assert (value - plain.state_dict()[key]).abs().max() < 1e-12, key
 
 
-def test_another_optimizer_begins_afresh_with_the_rows(ranks, tmp_path):
+def test_another_optimizer_starts_with_fresh_state(ranks, tmp_path):
     def save(world):
         model, optimizer = start(Case("adagrad", "1x2"), world)
         train_more(Case(), model, optimizer, part_of(data_of(Case()), world.rank, num_workers=2))
@@ -137,7 +137,7 @@ def test_another_optimizer_begins_afresh_with_the_rows(ranks, tmp_path):
     assert ranks.run(2, load) == [3, 3]
 
 
-def test_only_worker_0_has_whole_tables_and_others_states_cannot_be_loaded(ranks):
+def test_only_the_state_dict_of_worker_0_can_be_loaded(ranks):
     def act(world):
         model, _ = start(CASES["adam"], world)
         state = model.state_dict()
@@ -148,8 +148,8 @@ def test_only_worker_0_has_whole_tables_and_others_states_cannot_be_loaded(ranks
     assert all("load the file that worker 0 saved" in text for text in said[1:])
 
 
-def test_after_finish_who_comes_to_a_state_dict_late_is_waited_for(ranks, monkeypatch):
-    """As where worker 0 evaluates first; the others took it for one that had ended after 0.2 seconds."""
+def test_state_dict_after_finish_waits_for_a_late_worker(ranks, monkeypatch):
+    """As when worker 0 evaluates first; the others took it for a finished worker after 0.2 seconds."""
     looked, gone = threading.Event(), Heartbeat.failure_reason
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
@@ -168,14 +168,14 @@ def test_after_finish_who_comes_to_a_state_dict_late_is_waited_for(ranks, monkey
         optimizer.finish()
         if world.rank == 0:
             ended.set()
-            assert looked.wait(60), "somebody looks for worker 0"
+            assert looked.wait(60), "another worker checks whether worker 0 is alive"
         return model.state_dict()["words.weight"].is_meta
 
     assert ranks.run(4, run) == [False, True, True, True]
 
 
 @on_ranks(4)
-def test_a_table_of_another_size_is_refused_even_where_it_has_the_size_of_a_shard(world):
+def test_table_of_another_size_or_of_a_shard_is_rejected(world):
     model, _ = start(Case(), world)
     state = {name: torch.zeros(value.shape) for name, value in Model(Case()).state_dict().items()}
     for rows, columns in (model.words.weight.shape, (29, 5)):

@@ -1,4 +1,4 @@
-"""Mistakes at `partreduce.parallelize_embeddings` and after training: one line that says what to do, on all workers."""
+"""Errors of `partreduce.parallelize_embeddings` and after training: one line with the remedy, on all workers."""
 
 import threading
 from dataclasses import replace
@@ -19,7 +19,7 @@ CASE = Case("sgd", dtype=torch.float64)
 
 
 class Plain(nn.Module):
-    """A model without a table that is trained."""
+    """A model without a trainable table."""
 
     def __init__(self, *, frozen=False):
         super().__init__()
@@ -33,12 +33,8 @@ def batches_of(rank):
 
 
 def results_of(ranks, act):
-    """What each of four workers says when `act(world)` goes wrong, or what it returns."""
-
-    def run(world):
-        return act(world)
-
-    return ranks.texts(4, run, PartreduceError)
+    """Return the result or the error of `act(world)` on each of four workers."""
+    return ranks.texts(4, act, PartreduceError)
 
 
 def wrap_by_parallelize(model, world, batches, where="2x2", **settings):
@@ -48,7 +44,7 @@ def wrap_by_parallelize(model, world, batches, where="2x2", **settings):
     )
 
 
-def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
+def test_all_workers_report_a_worker_without_the_table(ranks):
     def act(world):
         return wrap_by_parallelize(Plain() if world.rank == 2 else Model(CASE), world, batches_of(world.rank))
 
@@ -59,7 +55,7 @@ def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
     )
 
 
-def test_a_worker_that_does_not_come_is_named_by_all_who_do(ranks):
+def test_all_other_workers_report_a_missing_worker(ranks):
     def act(world):
         return "late" if world.rank == 1 else wrap_by_parallelize(Model(CASE), world, batches_of(world.rank), timeout=3)
 
@@ -69,7 +65,7 @@ def test_a_worker_that_does_not_come_is_named_by_all_who_do(ranks):
     assert line == "parallelize: worker 1 said nothing within 3 s"
 
 
-def test_one_deadline_holds_for_all_who_do_not_come_and_all_are_named(ranks):
+def test_missing_workers_share_one_deadline(ranks):
     has_said = threading.Event()
 
     def act(world):
@@ -85,14 +81,14 @@ def test_one_deadline_holds_for_all_who_do_not_come_and_all_are_named(ranks):
     assert said == ["parallelize: workers 1, 2 said nothing within 0.5 s", "", "", ["mine"]]
 
 
-def test_a_cluster_of_another_size_is_refused_before_anything_is_looked_at(ranks):
+def test_cluster_of_another_size_is_rejected(ranks):
     (line,) = set(
         results_of(ranks, lambda world: wrap_by_parallelize(Model(CASE), world, batches_of(world.rank), "1x3"))
     )
     assert line.startswith("schedule 'allreduce': is for 3 workers and this run has 4")
 
 
-def test_a_batch_that_forward_does_not_take_names_the_argument_that_says_how(ranks):
+def test_batch_rejected_by_forward_suggests_the_forward_argument(ranks):
     def dicts(rank):
         return [dict(zip(("words", "bags", "label"), batch, strict=True)) for batch in batches_of(rank)]
 
@@ -108,7 +104,7 @@ def test_a_batch_that_forward_does_not_take_names_the_argument_that_says_how(ran
     assert all("words.weight" in said[0] for said in results_of(ranks, act))
 
 
-def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
+def test_frozen_embeddings_need_neither_tables_nor_batches(ranks):
     def act(world):
         return wrap_by_parallelize(Plain(frozen=True), world, None)[1].schedule.strategy.payload.tables
 
@@ -116,7 +112,7 @@ def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
 
 
 @pytest.mark.parametrize("quorum", [3, "solo"])
-def test_under_partial_rounds_tables_travel_like_other_gradients_where_that_pays_anyway(ranks, quorum):
+def test_partial_all_reduce_supports_only_dense_tables(ranks, quorum):
     schedule = partreduce.design("2x2", build="allreduce")
     schedule = replace(schedule, strategy=replace(schedule.strategy, sync=PartialAllReduce(quorum=quorum)))
 
@@ -146,14 +142,14 @@ def test_under_partial_rounds_tables_travel_like_other_gradients_where_that_pays
 
 
 @pytest.mark.parametrize("text", ["5", "null", "[" * 100_000, '{"format": "partreduce.schedule", "version": 1}'])
-def test_a_file_that_is_neither_schedule_nor_cluster_is_one_line(tmp_path, text):
+def test_file_that_is_neither_schedule_nor_cluster_is_rejected(tmp_path, text):
     file = tmp_path / "place.json"
     file.write_text(text)
     with pytest.raises(PartreduceError, match=r"place\.json: "):
         partreduce.parallelize_embeddings(Plain(), torch.optim.SGD(Plain().parameters()), file)
 
 
-def test_evaluating_on_one_worker_after_the_end_says_that_all_take_part(ranks):
+def test_lookup_on_one_worker_after_finish_is_reported(ranks):
     def run(world):
         model, optimizer = start(CASE, world)
         optimizer.finish()

@@ -1,4 +1,4 @@
-"""Tables whose rows cross in a codec: what workers see and what owners keep, bit for bit by a model in NumPy."""
+"""Tables whose rows are sent in a codec: the rows of workers and owners match a NumPy model bit for bit."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from partreduce.topo.codec_numbers import row_bytes
 ROWS, COLUMNS, LOOKED_UP, STEPS, RATE = 24, 5, 9, 3, 0.5
 CODECS = ("float16", "bfloat16", "int8")
 PARTS = slice(0, 6), slice(4, LOOKED_UP)
-"""Of what a worker looks up in a step, in two calls, of which the second has some of the first one's rows again."""
+"""The two lookups of a worker in a step, as slices of its rows; the second repeats some rows of the first."""
 
 
 class Rows(nn.Module):
@@ -48,7 +48,7 @@ def wrap(model, schedule, world, rate=RATE):
 
 
 def round_rows(rows, codec):
-    """What a row becomes on the wire, [rows, columns] in float32, straight from docs/codecs.md."""
+    """Return [rows, columns] in float32 after encoding and decoding, by the definitions in docs/codecs.md."""
     if codec == "float16":
         return rows.astype(np.float16).astype(np.float32)
     if codec == "bfloat16":
@@ -63,7 +63,7 @@ def round_rows(rows, codec):
 
 
 def draw_rows(seed):
-    """A table, and for every step and worker the rows that it looks up and their gradients; of many magnitudes."""
+    """Draw a table, and for every step and worker its rows and their gradients, of many magnitudes."""
     rng = np.random.default_rng(seed)
     table = (rng.normal(size=(ROWS, COLUMNS)) * 10.0 ** rng.integers(-6, 3, (ROWS, 1))).astype(np.float32)
     table[3] = 0
@@ -73,7 +73,7 @@ def draw_rows(seed):
 
 
 def replay_table(table, ids, gradients, way, codec, *, local):
-    """(rows that each worker sees in each step, the table at the end)."""
+    """Return (rows that each worker receives in each step, the table at the end)."""
     table, seen = table.copy(), []
     for step in range(STEPS):
         seen.append(
@@ -87,7 +87,7 @@ def replay_table(table, ids, gradients, way, codec, *, local):
                 for part in PARTS:
                     own[ids[step, rank, part]] += gradients[step, rank, part]
                 brought += own  # rounded once, however often a worker has looked a row up
-            total += round_rows(brought, codec)  # of rows that no worker brought zeros stay zeros
+            total += round_rows(brought, codec)  # rows without a gradient stay zero
         table -= np.float32(RATE) * (total / np.float32(4))
     return np.array(seen), table
 
@@ -96,7 +96,7 @@ def replay_table(table, ids, gradients, way, codec, *, local):
 @pytest.mark.parametrize(
     ("way", "local"), [(Placement.SHARDED, True), (Placement.SHARDED, False), (Placement.GATHER, True)]
 )
-def test_all_workers_see_and_keep_the_bits_of_a_model_in_numpy(ranks, way, local, codec):
+def test_coded_rows_match_a_numpy_model_bit_for_bit(ranks, way, local, codec):
     table, ids, gradients = draw_rows(CODECS.index(codec))
 
     def run(world):
@@ -120,10 +120,10 @@ def test_all_workers_see_and_keep_the_bits_of_a_model_in_numpy(ranks, way, local
     for rank, (found, kept, _) in enumerate(each):
         assert found.tobytes() == seen[:, rank].tobytes()
         assert kept.tobytes() == (expected[rank::4] if way is Placement.SHARDED else expected).tobytes()
-    assert each[0][2].tobytes() == expected.tobytes(), "state dicts have the rows as they live"
+    assert each[0][2].tobytes() == expected.tobytes(), "state dicts hold unrounded rows"
 
 
-def test_codes_are_off_by_no_more_than_one_rounding_and_have_the_size_that_is_said():
+def test_coded_rows_have_bounded_error_and_documented_size():
     rng = np.random.default_rng(3)
     rows = torch.tensor(rng.normal(size=(300, 7)) * 10.0 ** rng.integers(-40, 4, (300, 1)))
     for name, dtype in ((name, dtype) for name in CODECS for dtype in (torch.float32, torch.float64)):
@@ -137,7 +137,7 @@ def test_codes_are_off_by_no_more_than_one_rounding_and_have_the_size_that_is_sa
         bound = float(rounding_error(name)) * sizes.double() + float(UNDERFLOW[name])
         assert bool(((decoded.double() - values.double()).abs() <= bound * (1 + 1e-6)).all())
         one_by_one = torch.cat([code.encode(row[None]) for row in values])
-        assert torch.equal(one_by_one, coded), "a row's code is its own, whatever its neighbors are"
+        assert torch.equal(one_by_one, coded), "the code of a row does not depend on its neighbors"
         assert torch.equal(torch.cat([code.decode(one[None]) for one in coded]), decoded)
         assert code.decode(code.encode(values[:0])).shape == (0, 7)
 
@@ -156,7 +156,7 @@ def test_codes_are_off_by_no_more_than_one_rounding_and_have_the_size_that_is_sa
     ],
     ids=str,
 )
-def test_finite_numbers_are_lost_only_with_a_word_and_infinite_ones_travel(codec, dtype, value, is_lost):
+def test_overflow_is_reported_and_infinity_is_kept(codec, dtype, value, is_lost):
     rows = torch.tensor([[1.0, value, 0.0], [0.5, 0.25, 2.0]], dtype=dtype)
     code = RowCode(Codec(codec), 3, dtype)
     assert (code.lost(rows, code.encode(rows)) is not None) == is_lost
@@ -165,11 +165,11 @@ def test_finite_numbers_are_lost_only_with_a_word_and_infinite_ones_travel(codec
     assert code.lost(rows, code.encode(rows)) is None
     decoded = code.decode(code.encode(rows))
     assert not bool(torch.isfinite(decoded[0, 1]))
-    assert bool(torch.isfinite(decoded[1]).all()), "other rows stay what they are"
+    assert bool(torch.isfinite(decoded[1]).all()), "other rows are unchanged"
 
 
-def elastic_blocker(ranks, table, act, schedule):
-    """The one line that all workers say."""
+def error_of_all(ranks, table, act, schedule):
+    """Return the error that all workers raise."""
 
     def run(world):
         model = Rows(table)
@@ -179,7 +179,7 @@ def elastic_blocker(ranks, table, act, schedule):
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, local):
+def test_row_beyond_the_range_stops_all_workers(ranks, local):
     table = draw_rows(0)[0]
     table[6, 2], table[6, 4], table[7, 1] = 1e6, -2e5, 5e6  # on workers 2, 2 and 3
 
@@ -187,7 +187,7 @@ def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, 
         with torch.no_grad():
             model(torch.tensor({1: [6, 1], 2: [7]}.get(rank, [])).long())
 
-    line = elastic_blocker(ranks, table, act, schedule_of(local=local))
+    line = error_of_all(ranks, table, act, schedule_of(local=local))
     assert line == (
         "InputError: worker 2: parameter 'words.weight': a row that it hands out has 1e+06, beyond the largest number "
         "65504 of its route's codec float16; use the codec bfloat16 or int8, or keep its numbers smaller"
@@ -195,7 +195,7 @@ def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, 
 
 
 @pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
-def test_a_gradient_beyond_the_range_stops_all_before_a_row_changes(ranks, way):
+def test_gradient_beyond_the_range_stops_all_workers_before_the_update(ranks, way):
     table, before = np.ones((ROWS, COLUMNS), dtype=np.float32), []
 
     def act(model, optimizer, rank):
@@ -206,14 +206,14 @@ def test_a_gradient_beyond_the_range_stops_all_before_a_row_changes(ranks, way):
         finally:
             before.append(bool((model.words.weight == 1).all()))
 
-    line = elastic_blocker(ranks, table, act, schedule_of(way))
+    line = error_of_all(ranks, table, act, schedule_of(way))
     assert line.startswith(
         "InputError: worker 3: parameter 'words.weight': a gradient that it brings has 1e+06, beyond"
     )
     assert before == [True] * 4
 
 
-def test_a_worker_with_another_codec_is_named(ranks):
+def test_worker_with_another_codec_is_named(ranks):
     def run(world):
         wrap(Rows(draw_rows(0)[0]), schedule_of(codec="int8" if world.rank == 2 else "float16"), world)
 
@@ -221,8 +221,8 @@ def test_a_worker_with_another_codec_is_named(ranks):
     assert all("schedule differs: rank 2 has" in line for line in said), said
 
 
-def test_training_comes_to_the_loss_of_exact_rows(ranks):
-    """Rows learn their own targets: what rounding takes from lookups and gradients does not keep them off."""
+def test_training_with_codecs_reaches_the_loss_of_exact_rows(ranks):
+    """Rows learn their own targets in spite of rounded lookups and gradients."""
     rng = np.random.default_rng(1)
     table, targets = (rng.normal(size=(ROWS, COLUMNS)).astype(np.float32) for _ in range(2))
     ids = rng.integers(0, ROWS, (8, 4, 16))
@@ -248,7 +248,7 @@ def test_training_comes_to_the_loss_of_exact_rows(ranks):
     assert all(loss < losses["none"] + first / 1000 for loss in losses.values()), losses
 
 
-def test_parallelize_lets_rows_travel_in_a_codec_where_that_pays(ranks):
+def test_parallelize_uses_a_codec_that_saves_time(ranks):
     links = Hardware(inside=Link.of_bandwidth(5e9, 1e-5), nic=Link.of_bandwidth(25e6, 1e-5))
 
     def run(world):
@@ -269,7 +269,7 @@ def test_parallelize_lets_rows_travel_in_a_codec_where_that_pays(ranks):
 
 
 @pytest.mark.parametrize("codec", ["int4", "float16"])
-def test_parallelize_refuses_a_codec_that_is_none_and_one_beside_a_schedule_that_says_its_own(codec):
+def test_parallelize_rejects_an_unknown_or_conflicting_codec(codec):
     model = Rows(draw_rows(0)[0])
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = "is not one of none, float16" if codec == "int4" else "says itself how its tables travel"

@@ -1,4 +1,4 @@
-"""Scripts that catch a mistake with tables and continue: each mistake is reported once, to all workers."""
+"""Scripts that catch an error of an embedding table and continue: all workers raise each error once."""
 
 import threading
 import time
@@ -14,12 +14,12 @@ from partreduce.runtime.transport.store import Notes
 CASE = Case("adam", dtype=torch.float64)
 
 
-def test_a_script_that_continues_after_a_mistake_hears_of_the_next_one_and_gets_its_rows(ranks, monkeypatch):
+def test_caught_lookup_error_leaves_later_lookups_correct(ranks, monkeypatch):
     values, wait_for, slow = Model(CASE).words.weight.detach(), Notes.wait_for, []
 
     def later(notes, key):
         if threading.get_ident() in slow:
-            time.sleep(0.15)  # meanwhile worker 2 makes the next mistake
+            time.sleep(0.15)  # meanwhile worker 2 passes the next invalid index
         return wait_for(notes, key)
 
     monkeypatch.setattr(Notes, "wait_for", later)
@@ -44,7 +44,7 @@ def test_a_script_that_continues_after_a_mistake_hears_of_the_next_one_and_gets_
     assert ranks.run(4, run) == [lines] * 4
 
 
-def test_gradients_of_one_table_that_do_not_fit_stop_all_and_the_script_may_continue(ranks):
+def test_caught_codec_overflow_leaves_rows_unchanged(ranks):
     case = replace(CASE, codec="float16", coalesces=False)
     values = Model(case).words.weight.detach()
 
@@ -55,7 +55,7 @@ def test_gradients_of_one_table_that_do_not_fit_stop_all_and_the_script_may_cont
         with pytest.raises(InputError) as refusal:
             optimizer.step()
         with torch.no_grad():
-            assert torch.equal(model.words(words), values[words]), "which are multiples of 1/8"
+            assert torch.equal(model.words(words), values[words]), "multiples of 1/8 are exact in float16"
         return str(refusal.value)
 
     (line,) = set(ranks.run(4, run))
