@@ -1,4 +1,4 @@
-"""Idioms of training loops under every strategy kind: equal to plain torch, or refused or warned of in one line."""
+"""Idioms of training loops under every strategy kind match plain torch, or raise or warn in one line."""
 
 import warnings
 from dataclasses import replace
@@ -20,7 +20,7 @@ CELLS = [(idiom, kind) for idiom in IDIOMS for kind in KINDS]
 
 @pytest.fixture
 def generator(request, monkeypatch):
-    """A group generator of its own for each cell that needs one."""
+    """A separate group generator for each cell that needs one."""
     kind = KINDS[request.getfixturevalue("kind")]
     if kind.strategy.kind != "dynamic_groups":
         yield
@@ -35,7 +35,7 @@ def generator(request, monkeypatch):
 
 @pytest.fixture
 def group(request):
-    """A default process group of this process alone, for idioms with torch's own wrappers."""
+    """A default process group with only this process, for idioms with DDP and other wrappers of torch."""
     if not IDIOMS[request.getfixturevalue("idiom")].in_group:
         yield
         return
@@ -46,7 +46,7 @@ def group(request):
 
 @pytest.mark.parametrize(("idiom", "kind"), CELLS, ids=[f"{idiom}-{kind}" for idiom, kind in CELLS])
 @pytest.mark.usefixtures("generator", "group")
-def test_an_idiom_equals_plain_torch_or_says_why_not(ranks, tmp_path, idiom, kind):
+def test_idiom_matches_plain_torch_or_raises_or_warns(ranks, tmp_path, idiom, kind):
     loop, outcome = IDIOMS[idiom].loop, IDIOMS[idiom].outcome(kind)
     if outcome.verdict == "refused":
         for error in run_time(ranks, loop, KINDS[kind], folder=tmp_path, catch=InputError):
@@ -58,7 +58,7 @@ def test_an_idiom_equals_plain_torch_or_says_why_not(ranks, tmp_path, idiom, kin
         results = run_time(ranks, loop, KINDS[kind], folder=tmp_path)
     said = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
     if outcome.verdict == "warned":
-        assert 0 < sum(outcome.words in text for text in said) <= N, "once a worker, however many steps it takes"
+        assert 0 < sum(outcome.words in text for text in said) <= N, "at most once per worker"
         if not outcome.compared:
             return
         said = []
@@ -67,7 +67,7 @@ def test_an_idiom_equals_plain_torch_or_says_why_not(ranks, tmp_path, idiom, kin
     assert problems_of(KINDS[kind], notes, run_reference(loop, KINDS[kind], groups)) == [""] * N
 
 
-def test_the_page_is_what_the_suite_says():
+def test_generated_page_matches_the_idioms():
     root = Path(__file__).resolve().parents[3]
     spec = spec_from_file_location("make_conformance", root / "docs" / "make_conformance.py")
     module = module_from_spec(spec)

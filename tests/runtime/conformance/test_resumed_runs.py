@@ -1,7 +1,7 @@
-"""A run that is saved and resumed has the bits of one that was not interrupted: what rounding left over, outer state.
+"""A saved and resumed run matches an uninterrupted run bit for bit, with error feedback and outer state.
 
-Against plain torch checkpoints are an idiom of the conformance table, and part of drawn runs; here is what has no such
-reference, or more than a model: codecs with feedback, references, host memory, statistics, and uneven data afterwards.
+The conformance table and the random runs compare checkpoints with plain torch. These runs have no such reference or
+more state: codecs with feedback, references, host memory, BatchNorm statistics, and uneven data after the restart.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ IN_STAGES = st.Transport(
 )
 LATE = st.DelayedAveraging()
 CROWDED = {"steps_per_round": 6, "sync": st.DelayedMerge(steps=5, alpha="1/2")}
-"""Turns end after 2, 4 and 6 of 6 steps, and what they merge was sent after 3, 5 and 1: up to three are in flight."""
+"""Fragments are merged after 2, 4 and 6 of 6 steps and sent after 3, 5 and 1: up to three are in flight."""
 STREAMING = {"steps_per_round": 7, "sync": st.DelayedMerge(steps=1, alpha="1/2")}
-"""Turns end after 2, 4 and 7 of 7 steps: one is in flight after 1, 3 and 6."""
+"""Fragments are merged after 2, 4 and 7 of 7 steps: one is in flight after 1, 3 and 6."""
 THIRDS = st.Payload(outer=DILOCO, fragments=3)
 INT4_FED_BACK = st.Transport(codec=st.Codec.INT4, error_feedback=True)
 INT8_WHOLE = st.Transport(codec=st.Codec.INT8)
@@ -39,17 +39,17 @@ INT8_WHOLE = st.Transport(codec=st.Codec.INT8)
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A strategy, and after how many steps of the worker with the shortest rounds it is saved."""
+    """A strategy, and the steps after which it is saved, counted on the worker with the shortest rounds."""
 
     strategy: object
     steps: tuple[int, ...]
     cluster: Cluster = THREE
     options: dict = field(default_factory=dict)
-    """Of the optimizer that resumes."""
+    """Options of the optimizer that resumes."""
     before: int = 0
-    """Steps that it has taken, of which nothing may be left."""
+    """Steps of the optimizer that resumes before it loads, which must leave no state."""
     by_states: tuple[int, ...] = ()
-    """After how many steps state dicts of the model and the optimizer are saved by torch."""
+    """Steps after which torch saves state dicts of the model and the optimizer."""
 
 
 ON_HOST = {"outer_state": "host"}
@@ -107,11 +107,11 @@ IN_FLIGHT = {
     ("fragments, three in flight", 3): {0, 2}, ("fragments, three in flight, feedback", 5): {0, 1, 2},
     ("fragments, three in flight, feedback", 6): {0, 1},
 }  # fmt: skip
-"""The fragments that are in flight where the run is saved."""
+"""The fragments in flight when the run is saved."""
 
 
 def state_of(training):
-    """Parameters, statistics, and what the strategy keeps."""
+    """Return parameters, buffers and the state of the strategy."""
     state = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
     return {**state, "values": training.values().clone(), **{n: b.clone() for n, b in training.model.named_buffers()}}
 
@@ -136,15 +136,15 @@ def load(training, folder, way):
 CASES = [
     *((name, steps, "checkpoint") for name, row in ROWS.items() for steps in row.steps),
     *((name, steps, "own states") for name, row in ROWS.items() for steps in row.by_states),
-    # They bring equal parameters alone: BatchNorm's statistics are each worker's until their means arrive.
+    # Only parameters are equal then: BatchNorm statistics differ between workers until they are averaged.
     *((name, 5, "worker 0's states") for name in ("pipeline of 2", "pipeline of 3")),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. (.* dropped|schedule .* has a pipeline of 3|step .* holds worker)")
 @pytest.mark.parametrize(("name", "saved", "way"), CASES)
-def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_path, name, saved, way):
-    """It looks at the mean model after each of some steps, which changes nothing either; then data ends unevenly."""
+def test_resumed_run_matches_an_uninterrupted_run_bit_for_bit(ranks, tmp_path, name, saved, way):
+    """The resumed run also enters the mean model after some steps; then the data ends unevenly."""
     row = ROWS[name]
     schedule = Schedule(name, row.cluster, row.strategy)
     shortest = schedule.worker_steps().min()

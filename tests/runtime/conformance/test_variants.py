@@ -1,4 +1,4 @@
-"""Every kind with late averages, with a codec and with feedback equals its reference, or is refused in one line."""
+"""Every kind with delayed averages, codecs and error feedback matches its reference, or is rejected in one line."""
 
 import pytest
 
@@ -11,8 +11,8 @@ from partreduce.runtime.elastic.support import elastic_blocker
 
 
 @pytest.mark.parametrize(("variant", "kind"), list(cells_to_run()))
-def test_a_variant_of_a_kind_equals_its_reference(ranks, variant, kind):
-    """Numbers are float64, and a codec's float32: one last digit of these is what may differ."""
+def test_variant_of_a_kind_matches_its_reference(ranks, variant, kind):
+    """Values are float64, but float32 with a codec, where the last digit may differ."""
     cell = change(variant, kind)
     near = {} if variant == "delay" else {"rtol": 1e-5, "atol": 1e-6}
     for idiom in ("plain", "uneven data"):
@@ -22,13 +22,13 @@ def test_a_variant_of_a_kind_equals_its_reference(ranks, variant, kind):
 
 
 @pytest.mark.parametrize(("variant", "kind"), [(v, kind) for v, kinds in REFUSED.items() for kind in kinds])
-def test_a_variant_that_cannot_be_is_refused_in_one_line(variant, kind):
+def test_unsupported_variant_is_rejected_in_one_line(variant, kind):
     with pytest.raises(ScheduleError) as refused:
         schedule_of(variant, kind)
     assert REFUSED[variant][kind] in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_all_other_kinds_continue_after_a_failure():
-    going = {kind: elastic_blocker(KINDS[kind].schedule) for kind in KINDS if kind not in REFUSED["failure"]}
-    assert not any(going.values()), going
+def test_all_other_kinds_support_failures():
+    blockers = {kind: elastic_blocker(KINDS[kind].schedule) for kind in KINDS if kind not in REFUSED["failure"]}
+    assert not any(blockers.values()), blockers

@@ -1,4 +1,4 @@
-"""The CUDA path on a pretended device: what is queued runs late, in streams, and the host runs ahead."""
+"""The CUDA path on a simulated device whose streams run queued work late while the host runs ahead."""
 
 import contextlib
 import dataclasses
@@ -47,13 +47,13 @@ LATE = 0.02
     [*((cell.name, cell.place) for cell in CELLS), ("static, late", "step"), ("neighbor, late", "all")],
 )
 @pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
-def test_a_device_that_is_late_changes_no_bit_and_no_step_waits_for_it(name, place):
+def test_late_device_changes_no_bit_and_delays_no_step(name, place):
     assert compare(BY_NAME[name], "pretended", place=place, seconds=LATE) == 0
 
 
 @pytest.mark.parametrize("name", ["static, late", "allreduce, float16", "static, hierarchical", "static, late, int8"])
-def test_sums_in_the_current_stream_change_no_bit(name):
-    """Where torch launches what is called with `asyncOp` false, since 2.8."""
+def test_collectives_in_the_current_stream_change_no_bit(name):
+    """Since 2.8 torch launches collectives with `asyncOp` false in the current stream."""
     launch = Launch.CURRENT_STREAM
     assert compare(BY_NAME[name], "pretended", place="all", seconds=LATE, launch=launch) == 0
 
@@ -62,19 +62,21 @@ def test_sums_in_the_current_stream_change_no_bit(name):
     "name",
     ["static, hierarchical", "allreduce, int8", "allreduce, every 2, hierarchical, int8, feedback"],
 )
-def test_stages_in_a_stream_have_the_bits_of_stages_in_a_thread_over_gloo(name):
+def test_hierarchical_stages_in_a_stream_match_gloo(name):
     ours, theirs = (run_cell(BY_NAME[name], kind, finish=False) for kind in ("pretended", "gloo"))
-    assert distance(ours, theirs, parameters_only=True) == 0  # buffers go uncoded, in gloo's own order of additions
+    assert (
+        distance(ours, theirs, parameters_only=True) == 0
+    )  # buffers are not coded, and Gloo adds them in another order
 
 
-def test_without_waiting_for_the_last_stage_a_commit_takes_other_numbers(monkeypatch):
+def test_missing_wait_for_the_last_stage_is_detected(monkeypatch):
     monkeypatch.setattr(_PretendedStreams, "follow", lambda *_: None)
     assert shows_by_delay(compare, BY_NAME["static, hierarchical"], place="sum")
 
 
 @pytest.mark.parametrize("launch", Launch)
-def test_an_array_is_overwritten_once_nothing_holds_it_though_a_sum_runs_on(launch):
-    """Since torch 2.8 only a running operation of its own stream holds its arrays, until it is waited for."""
+def test_memory_of_a_running_collective_is_held_by_its_own_stream(launch):
+    """Since torch 2.8 only an operation in its own stream holds its arrays until the wait for it."""
 
     def body(world):
         device = world.pretended
@@ -87,7 +89,7 @@ def test_an_array_is_overwritten_once_nothing_holds_it_though_a_sum_runs_on(laun
         work = group.all_reduce(given)
         del given
         with side.another().side():
-            pass  # a stream that has not waited for the sum
+            pass  # a stream without a wait for the sum
         with device.on(side._side):
             after = torch.zeros(3, device=device.device) + 1
         device.settle()
@@ -100,8 +102,8 @@ def test_an_array_is_overwritten_once_nothing_holds_it_though_a_sum_runs_on(laun
 @pytest.mark.parametrize(
     "cell", [BY_NAME["dynamic_groups"], BY_NAME["dynamic_groups, hierarchical"]], ids=lambda cell: cell.name
 )
-def test_the_others_continue_when_a_member_of_a_dynamic_group_fails(monkeypatch, cell):
-    """A sum that never ends is aborted with its group, and what the streams waited for continues."""
+def test_survivors_continue_after_a_failure_in_a_dynamic_group(monkeypatch, cell):
+    """A sum that never completes is aborted with its group, and the streams that wait for it continue."""
     aborted, abort = set(), SimulatedBackend.abort
 
     def body(cell, world, prepared):
@@ -109,13 +111,15 @@ def test_the_others_continue_when_a_member_of_a_dynamic_group_fails(monkeypatch,
         optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, timeout=60, world=world)
         for number, (inputs, targets) in enumerate(batches[:6]):
             if number == 2 and world.rank == 3:
-                assert optimizer.runner.client.group() is not None, "all have asked for it, and the others enter it"
+                assert optimizer.runner.client.group() is not None, (
+                    "all workers have requested the group, and the others enter it"
+                )
                 optimizer.run.reducer.heartbeat.note("left", "was lost")
                 optimizer.runner.close(failed=True)
                 optimizer.runner.client.close()
                 return {"error": None, "values": None}
             step(model, optimizer, inputs, targets)
-        assert world.rank in aborted, "the sum of all"
+        assert world.rank in aborted, "the sum over all workers was aborted"
         optimizer.finish()
         device.settle()
         return {"error": None, "values": torch.cat([p.detach().flatten() for p in model.parameters()])}
@@ -127,7 +131,7 @@ def test_the_others_continue_when_a_member_of_a_dynamic_group_fails(monkeypatch,
     assert all(torch.equal(one["values"], first["values"]) for one in others)
 
 
-def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
+def test_nccl_groups_report_errors_and_are_aborted_together(monkeypatch):
     made, calls = [], []
 
     class Backend:
@@ -157,25 +161,25 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["static, late", "neighbor, late"])
-def test_without_waiting_for_fills_a_late_one_sends_other_numbers(monkeypatch, name):
+def test_missing_wait_for_bucket_copies_is_detected(monkeypatch, name):
     monkeypatch.setattr(Reducer, "_fills_first", lambda _: None)
     assert shows_by_delay(compare, BY_NAME[name], place="fill")
 
 
-def test_without_waiting_for_copies_neighbors_get_other_numbers(monkeypatch):
+def test_missing_wait_for_host_copies_is_detected(monkeypatch):
     monkeypatch.setattr(updates, "await_mark", lambda _: None)
     assert shows_by_delay(compare, BY_NAME["neighbor, gap"], place="fill")
 
 
-def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
+def test_missing_stream_join_after_a_commit_is_detected(monkeypatch):
     monkeypatch.setattr(Reducer, "rejoin", lambda _: None)
     monkeypatch.setattr(Reducer, "_fills_first", lambda reducer: reducer.streams.rejoin())
     assert shows_by_delay(compare, BY_NAME["static"], place="commit")
 
 
 @pytest.mark.parametrize("name", ["allreduce, outer", "static, outer, of each worker", "allreduce, fragments, thirds"])
-def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name):
-    def train_and_keep(cell, world, prepared):
+def test_outer_state_on_the_host_is_complete_when_saved(name):
+    def train_and_copy_state(cell, world, prepared):
         model, batches = prepared
         optimizer = DistributedOptimizer(
             optimizer_of(cell, model), model, cell.schedule, timeout=30, world=world, **cell.options
@@ -193,9 +197,9 @@ def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name
         optimizer.runner.drain()
         return {"values": values, "places": places}
 
-    on_device = run_cell(BY_NAME[name], "pretended", action=train_and_keep)
+    on_device = run_cell(BY_NAME[name], "pretended", action=train_and_copy_state)
     on_host = run_cell(
-        BY_NAME[f"{name}, on the host"], "pretended", place="commit", seconds=LATE, action=train_and_keep
+        BY_NAME[f"{name}, on the host"], "pretended", place="commit", seconds=LATE, action=train_and_copy_state
     )
     for there, here in zip(on_device, on_host, strict=True):
         assert not any(there["places"].values())
@@ -213,19 +217,19 @@ def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name
         ("allreduce, pipeline", "NaN payload"),
     ],
 )
-def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
+def test_all_workers_detect_a_failed_operation_and_discard_it(name, kind):
     assert judge_fault(BY_NAME[name], "pretended", Fault(kind, 2)) is None
 
 
-def test_a_sum_that_left_its_codecs_range_is_a_check_of_the_device():
-    """Two payloads a round: the coded one, and what travels uncoded."""
+def test_device_check_detects_a_sum_beyond_the_codec_range():
+    """Each round has two payloads: a coded one and an uncoded one."""
     fault = Fault("NaN payload", 2 * 2)
     for result in run_cell(BY_NAME["allreduce, float16"], "pretended", fault=fault, timeout=60):
         assert isinstance(result["error"], PeerFailedError)
         assert "or a finite number left the codec's range" in str(result["error"])
 
 
-def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
+def test_masking_a_failed_sum_by_a_product_leaves_nonfinite_values(monkeypatch):
     def by_product(bucket, sums, snapshot, relaxation, ok):
         change = sums[: bucket.size]
         change.sub_(snapshot[: bucket.size]).mul_(ok)
@@ -235,18 +239,18 @@ def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
     assert "not finite" in judge_fault(BY_NAME["static, late"], "pretended", Fault("NaN payload", 2))
 
 
-def test_without_undoing_the_step_momentum_moves_parameters_after_a_fault(monkeypatch):
+def test_missing_undo_of_a_failed_step_is_detected(monkeypatch):
     monkeypatch.setattr(gradient_average.GradientAverage, "after_step", lambda *_: DIFFERENT)
     assert "without the failed average" in judge_fault(BY_NAME["allreduce"], "pretended", Fault("wrong tag", 2))
 
 
 @pytest.mark.parametrize(("name", "at"), [("static", 3), ("allreduce", 3), ("static", 4)])
-def test_finish_sees_what_the_last_operations_and_its_own_mean_have_become(name, at):
+def test_finish_reports_failures_of_the_last_operations(name, at):
     for result in run_cell(BY_NAME[name], "pretended", fault=Fault("wrong tag", at), timeout=60):
         assert isinstance(result["error"], PeerFailedError)
 
 
-def test_a_host_that_waits_for_the_device_is_set_free_when_an_operation_never_ends():
+def test_blocked_host_is_released_when_an_operation_never_completes():
     def body(cell, world, prepared):
         model, batches = prepared
         optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, timeout=6, world=world)
@@ -281,7 +285,7 @@ def test_p_reduce_waits_for_its_check():
         assert "different tensors, relaxation" in text or "gave up" in text
 
 
-def test_a_trace_shows_when_the_device_worked(tmp_path):
+def test_trace_contains_device_times(tmp_path):
     cell = dataclasses.replace(BY_NAME["static"], rounds=3)
 
     def body(cell, world, prepared):
@@ -299,7 +303,7 @@ def test_a_trace_shows_when_the_device_worked(tmp_path):
     assert min(lasted) > 0.05
 
 
-def test_the_pretended_device_is_late_and_knows_who_waits():
+def test_simulated_device_runs_late_and_counts_host_waits():
     def body(world):
         device = world.pretended
         values = torch.zeros(3, device=device.device)
@@ -314,7 +318,7 @@ def test_the_pretended_device_is_late_and_knows_who_waits():
 
 @pytest.fixture
 def new_operation():
-    """A namespace of operations that were not looked up yet."""
+    """A namespace with an operation that was never looked up."""
     with torch.library._scoped_library("partreduce_pretended", "DEF") as library:
         library.define("double(Tensor x) -> Tensor")
         library.impl("double", lambda x: 2 * x, "CompositeExplicitAutograd")
@@ -323,15 +327,15 @@ def new_operation():
 
 
 @pytest.mark.parametrize("made", [torch._ops.OpOverloadPacket, torch._ops.OpOverload])
-def test_threads_that_use_an_operation_first_at_one_time_get_one_object(made, new_operation, monkeypatch):
-    """With two, torch frees the one whose address its C++ part has kept: a crash at some later operation."""
+def test_concurrent_first_lookups_of_an_operation_return_one_object(made, new_operation, monkeypatch):
+    """With two objects torch frees the one whose address its C++ part has kept, and a later operation crashes."""
     inside, make = threading.Barrier(2), made.__init__
 
     def slowly(self, *args, **kwargs):
         make(self, *args, **kwargs)
         if "partreduce_pretended" in str(self._qualified_op_name if made is torch._ops.OpOverloadPacket else self):
             with contextlib.suppress(threading.BrokenBarrierError):
-                inside.wait(0.5)  # for the other thread to come here, which it must not
+                inside.wait(0.5)  # until the other thread arrives, which it must not
 
     monkeypatch.setattr(made, "__init__", slowly)
     with ThreadPoolExecutor(2) as threads:
@@ -341,20 +345,20 @@ def test_threads_that_use_an_operation_first_at_one_time_get_one_object(made, ne
     assert first is second
 
 
-def test_workers_that_share_a_gpu_are_named():
+def test_workers_sharing_a_gpu_are_rejected():
     check_equal_places({0: "node-a GPU-1", 1: "node-a GPU-2", 2: "node-b GPU-1"})
     with pytest.raises(InputError, match=r"ranks 0 and 2 share GPU GPU-1 of node-a, and NCCL needs one for each"):
         check_equal_places({0: "node-a GPU-1", 1: "node-a GPU-2", 2: "node-a GPU-1"})
 
 
-def test_cuda_without_nccl_is_refused_and_not_quietly_run_over_gloo(monkeypatch):
+def test_cuda_without_nccl_is_rejected(monkeypatch):
     monkeypatch.delenv(OVER_GLOO, raising=False)
     monkeypatch.setattr(rendezvous.dist, "is_nccl_available", lambda: False)
     with pytest.raises(InputError, match="this torch has no NCCL"):
         rendezvous.default_world(torch.device("cuda", 0), None, None)
 
 
-def test_a_model_on_several_devices_is_refused():
+def test_model_on_several_devices_is_rejected():
     cell = BY_NAME["static"]
     model, _ = model_and_data(cell, 0)
     model.norm.running_mean = model.norm.running_mean.to("meta")

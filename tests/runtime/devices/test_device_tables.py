@@ -1,4 +1,4 @@
-"""Tables of their own route on a pretended device: rows and their numbers go over the host, everything else stays."""
+"""Embedding tables on a simulated device: rows and indices are sent through the host, everything else stays."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -20,22 +20,22 @@ pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pyte
 BY_NAME = {cell.name: cell for cell in TABLE_CELLS}
 LATE = 0.02
 NO_WORLD = SimpleNamespace(next_instance=None)
-"""In the place of a world, for what is refused before one is asked for."""
+"""Instead of a world, for errors that are raised before a world is used."""
 SPARSE, AGGREGATED = BY_NAME["sharded, sparse SGD"], BY_NAME["sharded, Adam, aggregated, weighted bags, int8"]
 
 
 @pytest.mark.parametrize("cell", TABLE_CELLS, ids=lambda cell: cell.name)
-def test_a_device_that_is_late_changes_no_bit_of_rows_and_states(cell):
+def test_late_device_changes_no_bit_of_rows_and_states(cell):
     place = ("fill", "commit", "sum", "step")[TABLE_CELLS.index(cell) % 4]
     assert compare(cell, "pretended", place=place, seconds=LATE) == 0
 
 
-def test_without_waiting_for_copies_other_rows_are_asked_for_and_sent(monkeypatch):
+def test_missing_wait_for_copies_of_indices_is_detected(monkeypatch):
     monkeypatch.setattr(table, "await_mark", lambda _: None)
     assert shows_by_delay(compare, AGGREGATED, place="fill")
 
 
-def test_without_waiting_for_gradients_owners_get_others(monkeypatch):
+def test_missing_wait_for_row_gradients_is_detected(monkeypatch):
     def take_first(table):
         brought, table.pending = table.pending, []
         return Part(brought[0][0], brought[0][1].values) if brought else None
@@ -44,13 +44,13 @@ def test_without_waiting_for_gradients_owners_get_others(monkeypatch):
     assert shows_by_delay(compare, SPARSE, place="fill")
 
 
-def test_rows_that_stay_on_the_host_are_refused_as_on_a_gpu(monkeypatch):
+def test_rows_left_on_the_host_raise_as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(Staging, "to_device", lambda _staging, values, _device: values)
     with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
         compare(SPARSE, "pretended")
 
 
-def test_a_sum_that_never_ends_is_noticed_though_hosts_wait_for_rows_behind_it():
+def test_hanging_collective_is_detected_while_hosts_wait_for_rows():
     def act(cell, world, prepared):
         try:
             table_cells.train(cell, prepared, world.pretended.device, world)
@@ -63,7 +63,7 @@ def test_a_sum_that_never_ends_is_noticed_though_hosts_wait_for_rows_behind_it()
     assert all("round 1" in result["said"] and "did not finish on the device" in result["said"] for result in results)
 
 
-def test_checkpoints_and_state_dicts_save_and_redistribute_the_rows_of_a_device(tmp_path):
+def test_checkpoints_and_state_dicts_restore_rows_on_a_device(tmp_path):
     def act(cell, world, prepared):
         model, optimizer = table_cells.wrap_model(cell, prepared[0], world.pretended.device, world)
         inner, tables = optimizer.optimizer, [model.words.weight, model.bag.weight]
@@ -72,14 +72,14 @@ def test_checkpoints_and_state_dicts_save_and_redistribute_the_rows_of_a_device(
         optimizer.step()
         partreduce.save_checkpoint(optimizer, tmp_path / "checkpoint")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        world.pretended.settle()  # which torch.save does itself, of a device that it knows
+        world.pretended.settle()  # torch.save does this itself for a real device
         if world.rank == 0:
             torch.save(state, tmp_path / "state.pt")
-        model.state_dict()  # all do it together, so that the others find the file
+        model.state_dict()  # a barrier: the other workers find the file
 
         def load_state_dicts():
-            with ThreadPoolExecutor(1) as beside:  # the pretended device knows nothing of files
-                loaded = beside.submit(torch.load, tmp_path / "state.pt", weights_only=True, mmap=True).result()
+            with ThreadPoolExecutor(1) as host:  # the simulated device does not support files
+                loaded = host.submit(torch.load, tmp_path / "state.pt", weights_only=True, mmap=True).result()
             model.load_state_dict(loaded["model"])
             optimizer.load_state_dict(loaded["optimizer"])
 
@@ -103,7 +103,7 @@ def test_checkpoints_and_state_dicts_save_and_redistribute_the_rows_of_a_device(
 
 
 class ToDevice(torch.autograd.Function):
-    """What `.to(device)` is between two memories; both are the CPU's here."""
+    """`.to(device)` between two memories, which are both on the CPU here."""
 
     @staticmethod
     def forward(ctx, rows, world):
@@ -115,9 +115,9 @@ class ToDevice(torch.autograd.Function):
         return Staging(ctx.world.streams).to_host(gradient), None
 
 
-def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_without_one(monkeypatch):
+def test_table_on_the_host_trains_with_dense_parameters_on_a_device(monkeypatch):
     cell = table_cells.TableCell("mixed", clip=0.02)
-    monkeypatch.setattr(tables, "Staging", lambda _streams: Staging(streams_of))  # the tables' device is the host
+    monkeypatch.setattr(tables, "Staging", lambda _streams: Staging(streams_of))  # the device of the tables is the host
 
     def train(world):
         device, (model, batches) = world.pretended, prepared[world.rank]
@@ -147,7 +147,7 @@ def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_witho
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
 
 
-def test_a_table_on_a_device_of_another_kind_is_refused(monkeypatch):
+def test_table_on_an_unsupported_device_is_rejected(monkeypatch):
     monkeypatch.setattr(placement, "DEVICES", ("cuda",))
     model = prepare(SPARSE, 0)[0]
     with pytest.raises(
@@ -156,7 +156,7 @@ def test_a_table_on_a_device_of_another_kind_is_refused(monkeypatch):
         partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, SPARSE.schedule, world=NO_WORLD)
 
 
-def test_indices_on_another_device_than_the_table_are_named_by_all(ranks):
+def test_indices_on_another_device_are_reported_by_all_workers(ranks):
     cell = table_cells.TableCell("indices elsewhere")
 
     def act(world):

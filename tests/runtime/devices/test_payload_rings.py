@@ -1,4 +1,4 @@
-"""Rings of updates hold what was proved and no more, lose and mix up nothing, and what is read does not change."""
+"""Rings of updates respect their proved capacity, lose and mix no updates, and never change borrowed values."""
 
 import queue
 import threading
@@ -41,7 +41,7 @@ def receive(rings, layout, source, step, arrays=None):
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=3), st.integers(128, 512))
-def test_a_layout_cuts_every_number_once_in_order_and_no_part_is_larger_than_asked(sizes, part_bytes):
+def test_layout_covers_every_element_once_within_the_part_size(sizes, part_bytes):
     arrays = flat(*sizes)
     layout = Layout(arrays, part_bytes)
     seen = [(piece.array, place) for part in layout.parts for piece in part for place in range(piece.start, piece.end)]
@@ -54,8 +54,8 @@ def test_a_layout_cuts_every_number_once_in_order_and_no_part_is_larger_than_ask
 
 @settings(max_examples=40)
 @given(st.integers(1, 5), st.booleans(), st.data())
-def test_what_is_taken_is_what_was_sent_whatever_the_order_of_sends_reduces_and_late_ones(capacity, newest, data):
-    """Against dictionaries: a sender within its bound, a receiver that takes some, reads some, and retires steps."""
+def test_rings_match_a_dictionary_for_any_order_of_events(capacity, newest, data):
+    """The sender respects its bound; the receiver takes, peeks and retires steps."""
     layout = Layout(flat(3), 64)
     rings = PayloadRings(0, {7: capacity}, layout, newest_only=newest)
     there, before, following = {}, 0, 0
@@ -83,7 +83,7 @@ def test_what_is_taken_is_what_was_sent_whatever_the_order_of_sends_reduces_and_
     assert rings.most_bytes <= 12 * ((2 if newest else capacity) + 1)
 
 
-def test_an_update_beyond_what_was_proved_is_an_error_that_names_worker_step_and_place():
+def test_update_beyond_the_proved_capacity_is_rejected():
     layout = Layout(flat(3))
     rings = PayloadRings(4, {1: 3}, layout)
     for step in (0, 1, 2):
@@ -103,7 +103,7 @@ def test_an_update_beyond_what_was_proved_is_an_error_that_names_worker_step_and
     assert [rings.take(1, step)[0].tolist() for step in (1, 2, 3)] == [[step] * 3 for step in (1, 2, 3)]
 
 
-def test_an_older_update_never_replaces_a_newer_one_and_a_replaced_one_stays_with_whoever_reads_it():
+def test_older_update_never_replaces_a_newer_or_a_borrowed_one():
     layout = Layout(flat(3))
     rings = PayloadRings(0, {1: 9}, layout, newest_only=True)
     receive(rings, layout, 1, 5)
@@ -115,7 +115,7 @@ def test_an_older_update_never_replaces_a_newer_one_and_a_replaced_one_stays_wit
     assert (rings.steps(1), rings.dropped, rings.num_bytes) == ((8,), 2, 12)
 
 
-def test_an_update_that_becomes_late_between_two_parts_leaves_nothing():
+def test_update_that_becomes_late_between_parts_is_dropped():
     layout = Layout(flat(300), 512)
     rings = PayloadRings(0, {1: 2}, layout)
     first, *rest = parts_of(flat(300, fill=1.0), layout)
@@ -133,15 +133,15 @@ def test_an_update_that_becomes_late_between_two_parts_leaves_nothing():
     assert torch.cat(rings.take(1, 1)).tolist() == [2.0] * 300
 
 
-def test_while_one_thread_puts_and_another_takes_every_number_is_that_of_its_step():
-    """A sender that may continue by what the receiver has retired, and a reader who looks while places are filled."""
+def test_concurrent_receive_and_take_never_mix_steps():
+    """The sender continues when the receiver retires steps, and a reader peeks while places are filled."""
     capacity, steps = 3, 400
     layout = Layout(flat(64), 128)
     rings = PayloadRings(0, {1: capacity}, layout)
     newest = PayloadRings(0, {1: 1}, layout, newest_only=True)
     tokens, came = threading.Semaphore(capacity), queue.SimpleQueue()
 
-    def put():
+    def send():
         for step in range(steps):
             tokens.acquire()
             arrays = flat(64, fill=step)
@@ -149,7 +149,7 @@ def test_while_one_thread_puts_and_another_takes_every_number_is_that_of_its_ste
             receive(newest, layout, 1, step, arrays)
             came.put(step)
 
-    thread = threading.Thread(target=put)
+    thread = threading.Thread(target=send)
     thread.start()
     for step in range(steps):
         assert came.get(timeout=60) == step
@@ -166,7 +166,7 @@ def test_while_one_thread_puts_and_another_takes_every_number_is_that_of_its_ste
 
 
 @pytest.mark.parametrize("part_bytes", [64, 4096])
-def test_sums_of_updates_are_numpys(part_bytes):
+def test_weighted_sums_of_updates_match_numpy(part_bytes):
     rng = np.random.default_rng(3)
     numbers = rng.integers(-64, 64, (4, 130)) / 16  # dyadic: exact in any order
 
@@ -184,7 +184,7 @@ def test_sums_of_updates_are_numpys(part_bytes):
     )
 
 
-def test_a_checkpoint_of_a_ring_is_its_steps_and_numbers():
+def test_ring_is_restored_from_its_steps_and_values():
     layout = Layout(flat(3))
     rings, again = (PayloadRings(0, {1: 3}, layout) for _ in range(2))
     for step in (4, 5):
@@ -198,8 +198,8 @@ def test_a_checkpoint_of_a_ring_is_its_steps_and_numbers():
     assert [again.take(1, step)[0].tolist() for step in again.steps(1)] == [[4.0] * 3, [5.0] * 3]
 
 
-def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_than_its_copy():
-    """Copied, sent and averaged on a pretended device whose side stream is late; live arrays change at once."""
+def test_late_device_changes_no_update_and_the_host_waits_only_for_copies():
+    """A simulated device with a late side stream copies, sends and averages; live arrays change at once."""
     pytest.importorskip("zmq")
     store, came = dist.HashStore(), queue.SimpleQueue()
     numbers = torch.arange(2000, dtype=torch.float32)
@@ -240,8 +240,8 @@ def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_
             box.abandon()
 
 
-def test_one_snapshot_serves_all_neighbors_and_parameters_may_change_as_soon_as_it_is_sent():
-    """Real mailboxes; worker 0 sends steps ahead, as far as the rings go, and never waits for room."""
+def test_one_snapshot_serves_all_neighbors_after_parameters_change():
+    """Real mailboxes; worker 0 sends as many steps ahead as the rings hold, and never waits for space."""
     pytest.importorskip("zmq")
     store, capacity = dist.HashStore(), 4
     arrays = [torch.zeros(3000), torch.zeros(500, dtype=torch.float64)]

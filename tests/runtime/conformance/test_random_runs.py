@@ -1,6 +1,6 @@
-"""Drawn schedules under drawn training loops: every worker's model equals plain torch's, after each step and the last.
+"""Random schedules and training loops: the model of every worker matches plain torch after each step.
 
-`PARTREDUCE_DRAWN_RUNS=100 pytest tests/runtime/conformance/test_drawn_schedules.py -k equal` draws as many times more.
+`PARTREDUCE_DRAWN_RUNS=100 pytest tests/runtime/conformance/test_random_runs.py -k match` runs 100 times as many.
 """
 
 import os
@@ -23,12 +23,12 @@ from partreduce.topo.strategies import payload
 MORE = int(os.environ.get("PARTREDUCE_DRAWN_RUNS", "1"))
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 SEEDS = {"coded": 8, "pipelines": 12}
-"""How many seeds one row has, in which every codec is drawn; 6 for the other families."""
+"""Seeds of one row, among which every codec occurs; 6 for the other families."""
 BLOCKS = {"groups": 6, "coded": 3, "graphs": 4, "outer": 4, "fragments": 4, "fragments of groups": 2, "pipelines": 2}
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3"),
-    pytest.mark.filterwarnings("ignore:partreduce. gradients were changed"),  # each worker's own are clipped
+    pytest.mark.filterwarnings("ignore:partreduce. gradients were changed"),  # each worker clips its local gradients
 ]
 
 
@@ -41,13 +41,13 @@ def small_segments(monkeypatch):
 @pytest.mark.parametrize(
     ("family", "block"), [(family, block) for family, count in BLOCKS.items() for block in range(count * MORE)]
 )
-def test_drawn_runs_equal_plain_torch(ranks, tmp_path, family, block):
+def test_random_runs_match_plain_torch(ranks, tmp_path, family, block):
     count = SEEDS.get(family, 6)
     for seed in range(BASE + block * count, BASE + (block + 1) * count):
         assert problems(ranks, FAMILIES[family](seed), tmp_path / str(seed)) == []
 
 
-def test_arrays_in_two_pieces_change_nothing(ranks, tmp_path, monkeypatch):
+def test_split_arrays_change_no_result(ranks, tmp_path, monkeypatch):
     monkeypatch.setattr(reduction, "SPLIT_BYTES", 0)
     for seed in range(BASE, BASE + 6):
         assert problems(ranks, FAMILIES["groups"](seed), tmp_path / str(seed)) == []
@@ -58,7 +58,7 @@ def draw(family, count=300):
     return cases, [case.strategy for case in cases]
 
 
-def test_drawn_loops_do_what_people_do():
+def test_random_loops_cover_common_idioms():
     for family in FAMILIES:
         cases, _ = draw(family, 100)
         assert {bool(case.skips) for case in cases} == {True, False}
@@ -68,11 +68,11 @@ def test_drawn_loops_do_what_people_do():
         assert {bool(case.reopens) for case in cases} == {True, False}
 
 
-def test_drawn_groups_and_graphs_cover_every_axis():
+def test_random_groups_and_graphs_cover_every_setting():
     cases, strategies = draw("groups")
     assert {case.workers for case in cases} == {2, 3, 4, 5, 6}
     assert {case.dtype for case in cases} == {torch.float64, torch.float32}
-    assert {bool(case.options) for case in cases} == {True, False}, "models of each worker's own, and one of all"
+    assert {bool(case.options) for case in cases} == {True, False}, "different initial models, and equal ones"
     assert {(one.is_delayed, one.averaging) for one in strategies} == {
         (late, averaging) for late in (True, False) for averaging in st.Averaging
     }
@@ -84,7 +84,7 @@ def test_drawn_groups_and_graphs_cover_every_axis():
     phases = [phase for one in strategies if one.kind == "static" for phase in one.phases.phases]
     assert {len(group.members) for phase in phases for group in phase} == {2, 3, 4, 5, 6}
     assert {group.relaxation > 1 for phase in phases for group in phase} == {True, False}
-    assert any(len(phase.members) < phase.num_workers for phase in phases), "somebody rests"
+    assert any(len(phase.members) < phase.num_workers for phase in phases), "some worker is in no group"
     coded = draw("coded")[1]
     assert {(one.transport.codec, one.is_delayed) for one in coded} == {
         (codec, late) for codec in st.Codec if codec.rounds for late in (True, False)
@@ -96,17 +96,17 @@ def test_drawn_groups_and_graphs_cover_every_axis():
         assert {isinstance(strategy.steps_per_round, tuple) for strategy in one} == {True, False}
     edges = [{edge[:2] for edge in round_.edges()} for one in draw("graphs")[1] for round_ in one.rounds]
     assert any(not one for one in edges), "a round without edges"
-    assert {{(t, s) for s, t in one} == one for one in edges} == {True, False}, "directed and symmetric ones"
+    assert {{(t, s) for s, t in one} == one for one in edges} == {True, False}, "directed and symmetric graphs"
 
 
-def test_drawn_outer_steps_and_fragments_cover_every_axis():
+def test_random_outer_steps_and_fragments_cover_every_setting():
     cases, strategies = draw("outer")
     outer = [one.payload.outer for one in strategies]
     assert {(one.nesterov, one.is_plain) for one in outer} == {(True, False), (False, True), (False, False)}
     assert {one.outer_params for one in outer} == set(st.OuterParams)
     assert {one.kind for one in strategies} == {"static", "allreduce"}
     assert {one.averaging for one in strategies} == set(st.Averaging)
-    assert any(one.steps_once for one in strategies), "in each step"
+    assert any(one.steps_once for one in strategies), "an outer step after each step"
     cases, strategies = draw("fragments", 400)
     assert {one.payload.num_fragments for one in strategies} == {1, 2, 3, 4}
     assert {type(one.payload.fragments) for one in strategies} == {int, tuple}
@@ -114,7 +114,7 @@ def test_drawn_outer_steps_and_fragments_cover_every_axis():
         (st.DelayedMerge, True),
         (st.DelayedMerge, False),
     }
-    assert any(one.steps_per_round % one.payload.num_fragments for one in strategies), "turns not evenly spaced"
+    assert any(one.steps_per_round % one.payload.num_fragments for one in strategies), "fragments not evenly spaced"
     flying = [max(1, -(-one.sync.late_steps * one.payload.num_fragments // one.steps_per_round)) for one in strategies]
     assert {1, 2, 3, 4} <= set(flying)
     assert any(count % case.steps_of(0) for case in cases for count in case.batches), "data that ends inside a round"
@@ -123,7 +123,7 @@ def test_drawn_outer_steps_and_fragments_cover_every_axis():
     assert {isinstance(one.steps_per_round, tuple) for one in strategies} == {True, False}
 
 
-def test_drawn_pipelines_cover_every_axis():
+def test_random_pipelines_cover_every_setting():
     cases, strategies = draw("pipelines")
     late = [one for one in strategies if isinstance(one.sync, st.Pipeline)]
     assert {(one.sync.width, one.sync.drain, one.sync.total) for one in late} == {
@@ -138,7 +138,7 @@ def test_drawn_pipelines_cover_every_axis():
     assert {one.transport.error_feedback for one in strategies} == {True, False}
     assert {bool(case.absent) for case in cases} == {True, False}
     assert {case.inner for case in cases} == {"sgd", "momentum", "nesterov", "adam", "adamw"}
-    assert any(max(case.batches) < case.lag + 1 for case in cases), "it ends before a gradient is back"
+    assert any(max(case.batches) < case.lag + 1 for case in cases), "training ends before the first gradient returns"
 
 
 def _wrong_divisor(patch):
@@ -215,7 +215,7 @@ FAULTS = {
 
 @pytest.mark.filterwarnings("ignore:partreduce")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(ranks, tmp_path, monkeypatch, fault):
+def test_seeded_bug_is_detected(ranks, tmp_path, monkeypatch, fault):
     family, plant = FAULTS[fault]
     plant(monkeypatch)
     cases = (replace(FAMILIES[family](seed), reopens=()) for seed in range(40))
