@@ -1,4 +1,4 @@
-"""Every command of the benchmarks says what it does, from the words of its module."""
+"""Every command of the benchmarks describes itself by the docstring of its module."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ MODULES = ("explore.__main__", "forgery.__main__", "papers.__main__", "planner.r
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_command_says_what_it_does(name, monkeypatch, capsys):
+def test_help_of_a_command_shows_its_module_docstring(name, monkeypatch, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:

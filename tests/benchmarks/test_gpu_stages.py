@@ -1,4 +1,4 @@
-"""How `benchmarks.gpu` compares a stage's cells, and hands them to processes."""
+"""`benchmarks.gpu` compares the cells of a stage and sends them to processes."""
 
 import pickle
 from functools import partial
@@ -26,7 +26,7 @@ def gap(cell, _kind, *, place, seconds):
     return 0.5 if (cell.name, place) == ("cell 3", "fill") else 0.0
 
 
-def test_every_cell_is_compared_at_every_place_and_what_differs_or_raises_is_named():
+def test_comparison_covers_all_places_and_names_failing_cells():
     good = [cell for cell in CELLS if cell.name not in ("cell 1", "cell 3")]
     found = _compare_all(good, PLACES, gap, lambda _: 0.0)
     assert found == {"cells": 6, "largest relative difference": 0.0}
@@ -38,12 +38,12 @@ def test_every_cell_is_compared_at_every_place_and_what_differs_or_raises_is_nam
     assert "cell 3, late fill: 0.5 from the CPU" in text
 
 
-def test_cells_and_what_compares_them_can_be_handed_to_processes():
-    for cells, how in ((CELLS_OF_ALL, compare), (TABLE_CELLS, compare_tables)):
+def test_cells_and_comparisons_can_be_pickled():
+    for cells, comparison in ((CELLS_OF_ALL, compare), (TABLE_CELLS, compare_tables)):
         assert pickle.loads(pickle.dumps(cells)) == cells
-        assert pickle.loads(pickle.dumps(partial(how, seconds=0.1))).keywords["seconds"] == 0.1
+        assert pickle.loads(pickle.dumps(partial(comparison, seconds=0.1))).keywords["seconds"] == 0.1
 
 
-def test_a_delay_that_delays_nothing_is_no_evidence():
+def test_unknown_delay_place_is_rejected():
     with pytest.raises(AssertionError, match="static: nothing is late at nowhere"):
         run_cell(BY_NAME["static"], "pretended", place="nowhere", seconds=0.001)

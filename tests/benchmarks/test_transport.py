@@ -1,11 +1,11 @@
-"""What is compared with bare transfers does what it is compared for."""
+"""The collectives that are compared with bare transfers return the sum."""
 
 from benchmarks import transport
 from benchmarks.kit import take_turns
 from helpers.thread_ranks import ThreadRanks
 
 
-def test_every_form_and_codec_of_a_sum_is_near_the_exact_one():
+def test_every_algorithm_and_codec_is_close_to_the_exact_sum():
     def work(world):
         world.create(tuple(range(4)), name="everyone")
         errors = {}

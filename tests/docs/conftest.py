@@ -1,3 +1,3 @@
-"""Nothing here depends on how busy the machine is."""
+"""No test of the documentation depends on the load of the machine."""
 
 from helpers.no_hurry import no_hurry  # noqa: F401 - a fixture

@@ -1,4 +1,4 @@
-"""The examples, and the pages on fault tolerance and on installing, run as they stand."""
+"""The examples and the commands of the pages on fault tolerance and installation run unchanged."""
 
 import ast
 import importlib.util
@@ -36,9 +36,9 @@ SHORT = {
     "train_digits": [],
     "train_sharded": [],
 }
-"""The scripts, and arguments with which they run in seconds; only the first one's workers import scikit-learn."""
+"""The scripts, and arguments that shorten them to seconds; only workers of the first import scikit-learn."""
 STEPS = {"train_digits": ("150)", "40)"), "train_sharded": ("range(120)", "range(10)")}
-"""The steps of scripts that have no argument for them, and fewer: many processes share few cores here."""
+"""The number of steps in scripts without such an argument, and a smaller one: many processes share few cores."""
 LIBRARIES = {"hf_trainer": "transformers", "lightning_strategy": "lightning"}
 FAKE = {
     "scontrol": "echo localhost\necho another-node\n",
@@ -49,11 +49,11 @@ exit ${code:-0}
 """,
     "partreduce": f'exec "{sys.executable}" -P -m partreduce "$@"\n',
 }
-"""What a cluster has, as programs of this machine; SLURM's start the command once for each node."""
+"""Programs of a cluster, replaced by local scripts; srun starts the command once for each node."""
 
 
-def head(name):
-    """The commands in the head of an example, and the lines that each is shown to print."""
+def docstring_commands(name):
+    """Return the commands in the docstring of an example with the output that it shows for each."""
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").split('"""')[1].replace("\\\\\n", " ")
     indented = [line.removeprefix("    ") for line in text.splitlines() if line.startswith("    ")]
     found: list[tuple[list[str], list[str]]] = []
@@ -66,26 +66,26 @@ def head(name):
 
 
 def shorter(name):
-    """The text of an example with fewer steps."""
+    """Return the text of an example with fewer steps."""
     return (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").replace(*STEPS[name])
 
 
-def form(line):
-    """A line without its numbers, of which machines and settings have others."""
+def without_numbers(line):
+    """Return a line without its numbers, which depend on the machine and on the settings."""
     return re.sub(r"\d[\d,.]*", "N", line)
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SHORT)
-def test_an_example_prints_what_its_head_shows(name, tmp_path):
+def test_example_prints_the_output_in_its_docstring(name, tmp_path):
     if name in LIBRARIES:
         pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} is not installed")
     outputs, folder = [], tmp_path if name in STEPS else EXAMPLES
     imports = [] if name == "ddp_before" else ["sklearn.datasets"]
     if name in STEPS:
         (tmp_path / f"{name}.py").write_text(shorter(name))
-    for words, shown in head(name):
+    for words, shown in docstring_commands(name):
         command = [word.replace("examples/", f"{folder}/") for word in words]
         if command[0] == "torchrun":  # the same variables, without its seconds
             command[:3] = ["run", "--nproc-per-node", command[2]]
@@ -98,12 +98,12 @@ def test_an_example_prints_what_its_head_shows(name, tmp_path):
             continue
         plain = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("[", "partreduce: "))]
         prefix = "" if words[0] == "torchrun" else r"(?:\[\d+\] )?"
-        printed = {form(line.removeprefix("[0] ") if not prefix else line) for line in plain}
-        for line in {form(line) for line in shown}:
+        printed = {without_numbers(line.removeprefix("[0] ") if not prefix else line) for line in plain}
+        for line in {without_numbers(line) for line in shown}:
             pattern = re.compile(re.escape(line).replace(re.escape("..."), ".*"))
             assert any(pattern.fullmatch(other) for other in printed), (line, printed)
         outputs.append(done.stdout)
-    if name.startswith("ddp_"):  # it resumes after its last epoch
+    if name.startswith("ddp_"):  # the second run resumes after the last epoch
         outputs.append(WARM.run("partreduce", *command, "--epochs", "2", cwd=tmp_path, timeout=280).stdout)
     CHECKS.get(name, lambda *_: None)(*outputs)
 
@@ -113,13 +113,13 @@ def numbers(pattern, output):
 
 
 def check_slow_link(whole, rarely):
-    """Rare averages take less time and fewer bytes on the link, for as many steps."""
+    """Rare averages take less time and fewer bytes on the link for the same number of steps."""
     for pattern, ratio in ((r"(\d+) ms per step", 1.3), (r"(\d+) kB", 10), (r"(\d+) steps", 0.99)):
         assert numbers(pattern, whole)[0] > ratio * numbers(pattern, rarely)[0]
 
 
 def check_straggler(waiting, paced):
-    """The other workers wait under All-Reduce; with steps per round the slow one takes a fifth of their steps."""
+    """All-Reduce makes the others wait; with steps per round the slow worker takes a fifth of their steps."""
     seconds = [max(numbers(r"in ([\d.]+) s", one)) for one in (waiting, paced)]
     assert seconds[0] > 2 * seconds[1]
     slow, fast = (numbers(rf"worker {rank}: (\d+) steps", paced)[0] for rank in (3, 0))
@@ -146,10 +146,10 @@ CHECKS = {
     "cnn_slow_link": check_slow_link, "straggler_demo": check_straggler, "fault_tolerance_demo": check_failure,
     "gpt_diloco": check_bytes, "ddp_before": check_epochs, "ddp_after": check_epochs,
 }  # fmt: skip
-"""What the outputs of an example have to show besides."""
+"""Further checks of the outputs of an example."""
 
 
-def test_the_scripts_with_and_without_partreduce_differ_where_they_say_so():
+def test_ddp_scripts_differ_in_the_marked_lines():
     before, after = ((EXAMPLES / f"ddp_{name}.py").read_text().split('"""', 2)[2] for name in ("before", "after"))
     added = [line for line in after.splitlines() if line not in before.splitlines() and line.strip()]
     unmarked = [line.strip() for line in added if "# changed" not in line]
@@ -165,7 +165,7 @@ def test_the_scripts_with_and_without_partreduce_differ_where_they_say_so():
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Variables and a folder in which the programs above are found, and schedules for two nodes."""
+    """A folder with the programs above and schedules for two nodes, and variables whose PATH contains it."""
     for name, text in FAKE.items():
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
@@ -181,13 +181,13 @@ def cluster(tmp_path):
 
 
 def has_trained(output):
-    """Whether worker 0 has said, once, that the model has learned, and no worker failed on the way."""
+    """Return whether worker 0 has printed a good accuracy exactly once and no worker failed."""
     return len(re.findall(r"test accuracy of the mean model 0\.[4-9]", output)) == 1 and "without worker" not in output
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_the_sbatch_script_runs_its_command_on_every_node(cluster):
+def test_sbatch_script_runs_its_command_on_every_node(cluster):
     folder, variables = cluster
     slurm = {"SLURM_NNODES": str(NODES), "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_ID": str(free_port())}
     done = subprocess.run(
@@ -200,7 +200,7 @@ def test_the_sbatch_script_runs_its_command_on_every_node(cluster):
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_the_kubernetes_job_runs_its_command_in_every_pod(cluster):
+def test_kubernetes_job_runs_its_command_in_every_pod(cluster):
     folder, variables = cluster
     service, job = yaml.safe_load_all((EXAMPLES / "kubernetes-job.yaml").read_text(encoding="utf-8"))
     pod = job["spec"]["template"]["spec"]
@@ -227,7 +227,7 @@ def test_the_kubernetes_job_runs_its_command_in_every_pod(cluster):
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: PYTHONPATH=SITE names one")
-def test_ray_s_worker_group_runs_the_script(cluster):
+def test_ray_worker_group_runs_the_script(cluster):
     folder, variables = cluster
     words = ["--nnodes", str(NODES), "--nproc-per-node", "1", "small.json", "train.py", "small.json"]
     code = "import ray, runpy, sys; init = ray.init; ray.init = lambda: init(num_cpus=2); sys.argv.pop(0); "
@@ -240,7 +240,7 @@ def test_ray_s_worker_group_runs_the_script(cluster):
     assert has_trained(done.stdout + done.stderr), done.stdout + done.stderr
 
 
-# docs/how-to/fault-tolerance.md: its commands print what it shows, its numbers are measured, its codes are ours
+# docs/how-to/fault-tolerance.md: its output, its measured numbers and its exit codes
 
 
 PAGE = (ROOT / "docs/how-to/fault-tolerance.md").read_text(encoding="utf-8")
@@ -251,7 +251,7 @@ import os, signal, sys, time
 from pathlib import Path
 import torch, partreduce
 if os.environ.get("PARTREDUCE_RESTARTED"):
-    time.sleep(1.0)  # it would join by the vote that the others hold
+    time.sleep(1.0)  # otherwise it would join by the current vote of the others
 model = torch.nn.Linear(4, 1)
 optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sys.argv[1], timeout=60)
 partreduce.load_checkpoint(optimizer, "saved")
@@ -272,7 +272,7 @@ optimizer.finish()
 
 
 def pattern_of(text):
-    """Whether a line is what the page shows, but for its numbers and where it says `…`."""
+    """Return the pattern of a line of the page, with any numbers and any text in place of `…`."""
     pattern = re.escape(text).replace("…", ".*")
     return re.compile(re.sub(r"\d+", r"\\d+", pattern) + r"(; .*)?")
 
@@ -280,7 +280,7 @@ def pattern_of(text):
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("command", "printed"), [(0, 1), (2, 3)], ids=["continues and joins", "all restart"])
-def test_a_command_of_the_page_prints_what_it_shows(tmp_path, command, printed):
+def test_commands_of_the_fault_tolerance_page_print_the_shown_output(tmp_path, command, printed):
     listed = [block.splitlines() for block in blocks(PAGE, "")]
     ((line,), expected) = listed[command], listed[printed]
     words = shlex.split(line)
@@ -294,7 +294,7 @@ def test_a_command_of_the_page_prints_what_it_shows(tmp_path, command, printed):
     assert [text for text in expected if not any(pattern_of(text).fullmatch(one) for one in said)] == [], said
 
 
-def test_the_seconds_of_the_page_are_the_measured_ones():
+def test_seconds_of_the_page_match_the_results():
     cells = [line.split("|") for line in (RESULTS / "recovery.md").read_text(encoding="utf-8").splitlines()]
     for name in ("partreduce", "torchft, tuned"):
         first, second, third = (row[5].strip() for row in cells if len(row) > 5 and row[2].strip() == name)
@@ -304,13 +304,13 @@ def test_the_seconds_of_the_page_are_the_measured_ones():
     assert abs(last[0] - last[1]) <= float(re.search(r"within ([\d.]+) of that without", PAGE)[1])
 
 
-def test_the_exit_codes_of_the_page_are_those_of_the_errors():
+def test_exit_codes_of_the_page_match_the_errors():
     assert f"* {errors.EvictedError.exit_code}: the same, and a silent worker was evicted" in PAGE
     codes = sorted({errors.InputError.exit_code, errors.FileError.exit_code, errors.MissingDependencyError.exit_code})
     assert f"(exit codes {', '.join(map(str, codes))}) are not retried" in PAGE
 
 
-def test_the_table_of_the_page_is_the_one_in_the_code():
+def test_table_of_the_page_matches_the_code():
     rows = {}
     for name, answer, _ in table():
         rows.setdefault(answer, []).append(name)
@@ -319,7 +319,7 @@ def test_the_table_of_the_page_is_the_one_in_the_code():
     assert "\n".join(["|---|---|", *lines, "", "<!-- end of kinds -->"]) in PAGE
 
 
-# What we tell people to install by pip is ours or a dependency of ours: strangers have packages of similar names
+# Every documented `pip install` names partreduce or a dependency: other authors own packages of similar names
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -331,7 +331,7 @@ PATTERN = re.compile(r"\bpip3?\s+install\s+([^`\n);]+)")
 
 
 def name_of(requirement):
-    """The distribution that a requirement such as `torch>=2.6` or `partreduce[plot]` names."""
+    """Return the distribution of a requirement such as `torch>=2.6` or `partreduce[plot]`."""
     return re.split(r"[\[<>=!~ ]", requirement, maxsplit=1)[0].lower()
 
 
@@ -341,7 +341,7 @@ KNOWN = {OURS, "."} | {
 
 
 def strings(tree):
-    """All literal texts of a module; what an f-string puts in stands there as {}."""
+    """Return all literal strings of a module, with {} in place of the values in f-strings."""
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     found = []
     for node in ast.walk(tree):
@@ -361,7 +361,7 @@ def documents():
 
 
 def commands():
-    """Where a `pip install` stands, and the words behind it."""
+    """Return (file, arguments) of every `pip install`."""
     found = []
     for path in documents():
         text = path.read_text(encoding="utf-8")
@@ -373,7 +373,7 @@ def commands():
 
 
 def requirements(words):
-    """What a command asks pip for, without its options."""
+    """Return the requirements among the arguments of pip."""
     parts, asked = iter(shlex.split(words)), []
     for part in parts:
         if part in VALUES:
@@ -384,7 +384,7 @@ def requirements(words):
 
 
 def unknown_requirements(words):
-    """The requirements that are neither ours nor dependencies of ours, or name an extra that is not there."""
+    """Return the requirements that are neither partreduce nor a dependency, or name an unknown extra."""
     wrong = []
     for requirement in requirements(words):
         extra = re.search(r"\[([^]]*)\]", requirement)
@@ -394,15 +394,15 @@ def unknown_requirements(words):
     return wrong
 
 
-def test_every_pip_install_that_we_write_names_our_distribution_or_a_dependency_of_it():
+def test_every_pip_install_names_partreduce_or_a_dependency():
     found = commands()
-    assert len(found) >= 8, "the pattern still finds the Makefile's, the README's and the library's own"
+    assert len(found) >= 8, "the pattern finds the commands in the Makefile, the README and the library"
     assert {"partreduce/topo/extras.py", "README.md", "Makefile"} <= {place for place, _ in found}
     assert [(place, wrong) for place, words in found if (wrong := unknown_requirements(words))] == []
 
 
 @pytest.mark.parametrize("module", extras.EXTRAS)
-def test_a_missing_library_is_installed_by_an_extra_of_ours_that_brings_it(module):
+def test_message_about_a_missing_library_names_the_extra(module):
     (words,) = PATTERN.findall(str(extras.missing([module], "this")))
     assert unknown_requirements(words) == []
     (requirement,) = requirements(words)
@@ -416,5 +416,5 @@ def test_a_missing_library_is_installed_by_an_extra_of_ours_that_brings_it(modul
 @pytest.mark.parametrize(
     "words", ["'preduce[torch]'", "preduce", "-c constraints.txt partreduse", "'partreduce[tourch]'"]
 )
-def test_another_package_an_older_name_and_an_unknown_extra_are_noticed(words):
+def test_foreign_packages_and_unknown_extras_are_detected(words):
     assert unknown_requirements(words) != []

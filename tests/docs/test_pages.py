@@ -1,4 +1,4 @@
-"""Pages, their links, and the pages of the reference."""
+"""Commands and numbers of the pages, their links, and the strategy pages."""
 
 import json
 import re
@@ -33,8 +33,8 @@ PAGES = [
     *(ROOT / f"docs/{name}.md" for name in ("concepts", "faq", "troubleshooting")),
 ]
 SHOWN = {"frameworks": 1, "regions": 6, "slow-link": 3, "slow-worker": 4, "concepts": 7, "troubleshooting": 1}
-"""How many lines of output each page shows; pages that are not named show none."""
-GUIDES_WORDS = {"fault-tolerance": 900, "multi-node": 300}
+"""Number of lines of output on each page; other pages show none."""
+WORD_LIMITS = {"fault-tolerance": 900, "multi-node": 300}
 
 
 def text_of(page):
@@ -42,14 +42,14 @@ def text_of(page):
 
 
 def plain(line):
-    """A line with single spaces; which workers of several said the same in time is left out."""
+    """Return a line with single spaces and with worker 0 in place of a range of workers, which depends on timing."""
     return re.sub(r"^\[\d+-\d+\] ", "[0] ", " ".join(line.split()))
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_the_commands_of_a_page_print_what_it_shows_in_this_order(path, tmp_path, monkeypatch):
+def test_commands_of_a_page_print_the_shown_output_in_order(path, tmp_path, monkeypatch):
     text = path.read_text(encoding="utf-8")
     found = commands(text)
     if not found:
@@ -72,7 +72,7 @@ def test_the_commands_of_a_page_print_what_it_shows_in_this_order(path, tmp_path
 
 
 def rows_of(name):
-    """The rows of a lab's result by contestant."""
+    """Return the rows of a lab result by contestant."""
     ((_, rows),) = rows_by_setting(json.loads((RESULTS / f"lab-{name}.json").read_text()))
     return {row.contestant: row for row in rows}
 
@@ -89,7 +89,7 @@ def rows_of(name):
     ("slow-worker", "PyTorch DDP, fp16 hook", "peers-slow", "DDP, float16"),
     ("slow-worker", "partreduce: dynamic groups", "peers-slow", "generator, node-then-all 24"),
 ])  # fmt: skip
-def test_the_seconds_of_a_guide_are_the_medians_of_the_runs(page, label, result, contestant):
+def test_seconds_of_a_guide_are_medians_of_the_runs(page, label, result, contestant):
     (line,) = (line for line in text_of(f"how-to/{page}").splitlines() if line.startswith(f"| {label} |"))
     found = rows_of(result)[contestant].reached(1)
     _, _, seconds, *runs = (cell.strip() for cell in line.split("|")[:-1])
@@ -97,7 +97,7 @@ def test_the_seconds_of_a_guide_are_the_medians_of_the_runs(page, label, result,
     assert runs in ([], [str(len(found))])
 
 
-def test_the_losses_of_the_guide_to_regions_are_the_measured_ones():
+def test_losses_of_the_regions_guide_match_the_results():
     page = (RESULTS / "long_regions.md").read_text(encoding="utf-8")
     measured = {cells[1].strip(): cells for line in page.splitlines() if len(cells := line.split("|")) > 9}
     ours = "regions as replicas, outer steps every 15 in 4 bits, AdamW"
@@ -121,7 +121,7 @@ def test_the_losses_of_the_guide_to_regions_are_the_measured_ones():
     assert "({:.2f} and {:.2f})".format(*(float(row[3].split()[0]) for row in sgd)) in text_of("how-to/regions")
 
 
-def test_a_step_over_regions_takes_the_seconds_that_the_guide_says(tmp_path, capsys):
+def test_step_time_of_the_regions_guide_matches_the_simulator(tmp_path, capsys):
     guide = text_of("how-to/regions")
     cluster = ROOT / "examples/two-regions.yaml"
     assert cluster.read_text() in guide
@@ -134,7 +134,7 @@ def test_a_step_over_regions_takes_the_seconds_that_the_guide_says(tmp_path, cap
     assert f"A step takes {1000 * ours:.1f} ms; with All-Reduce in every step it takes {whole:.1f} s" in guide
 
 
-def test_streaming_sends_a_quarter_and_the_examples_for_regions_are_proved(capsys):
+def test_streaming_example_sends_a_quarter_and_region_examples_are_proved(capsys):
     path = ROOT / "examples/streaming.json"
     raw = json.loads(path.read_text(encoding="utf-8"))
     hardware = load_cluster(ROOT / "examples/two-regions.yaml").hardware
@@ -145,27 +145,27 @@ def test_streaming_sends_a_quarter_and_the_examples_for_regions_are_proved(capsy
         assert ran(capsys, ["verify", str(ROOT / f"examples/{name}.json")]).out.startswith("PROVED: ")
 
 
-def test_the_python_of_the_faq_runs(tmp_path):
+def test_python_code_of_the_faq_runs(tmp_path):
     (code,) = blocks(text_of("faq"), "python")
     done = WARM.run("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert load_schedule(tmp_path / "schedule.json").num_workers == 16
 
 
-@pytest.mark.parametrize("page", GUIDES_WORDS)
-def test_a_guide_is_short(page):
+@pytest.mark.parametrize("page", WORD_LIMITS)
+def test_guide_stays_within_its_word_limit(page):
     text = re.sub(r"<!--.*?-->", "", text_of(f"how-to/{page}"))
-    assert sum(bool(re.search(r"\w", word)) for word in text.split()) <= GUIDES_WORDS[page]
+    assert sum(bool(re.search(r"\w", word)) for word in text.split()) <= WORD_LIMITS[page]
 
 
-# The check of links finds what is broken, and nothing else
+# The check of links finds all broken links and no others
 
 
-def test_every_link_of_the_repository_leads_somewhere(capsys):
+def test_no_link_of_the_repository_is_broken(capsys):
     assert links.main() == 0, capsys.readouterr().err
 
 
-def test_a_broken_link_is_named_with_its_place(tmp_path, monkeypatch, capsys):
+def test_broken_links_are_reported_with_file_and_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(links, "ROOT", tmp_path)
     (tmp_path / "b.md").write_text("# Two words, `three`\n\n# Again\n\n# Again\n")
     (tmp_path / "a.md").write_text(
@@ -185,8 +185,8 @@ def test_a_broken_link_is_named_with_its_place(tmp_path, monkeypatch, capsys):
     assert said.out == "6 links in 2 pages, 4 broken\n"
 
 
-def test_blocks_of_code_open_as_the_site_reads_them():
-    """A second bare word, and the site takes the block's end for the beginning of the next: headings vanish."""
+def test_code_blocks_open_with_a_language_the_site_parses():
+    """With a second word the site takes the end of the block for the start of the next, and headings vanish."""
     opening = re.compile(r'^```(?:[\w-]*|[\w-]+ title="\w+")$')
     lines = [line for page in links.pages() for line in page.read_text(encoding="utf-8").splitlines()]
     assert [line for line in lines if line.startswith("```") and not opening.match(line)] == []
@@ -200,19 +200,19 @@ STRATEGIES = sorted(path for path in (DOCS / "strategies").glob("*.md") if path.
 HEADINGS = ["What it does", "When to use it", "JSON", "Guarantees", "Cost", "Limits", "Source"]
 PROVED = {"proved", "follows from the rules"}
 UNPROVED = ("dynamic_groups", "not proved")
-"""Draws that a filter of slow workers decides have no proof of convergence, as the page says."""
+"""As its page explains, a draw that filters slow workers has no proof of convergence."""
 ALL_PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", STRATEGIES, ids=lambda page: page.stem)
-def test_a_strategy_page_follows_the_template_and_is_listed(page):
+def test_strategy_page_follows_the_template_and_is_listed(page):
     headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert [heading for heading in headings if heading in HEADINGS] == HEADINGS
     assert f"({page.name})" in (DOCS / "strategies/README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", STRATEGIES, ids=lambda page: page.stem)
-def test_every_strategy_that_a_page_shows_loads_and_is_not_refuted(page):
+def test_every_strategy_on_a_page_loads_and_is_proved(page):
     shown = blocks(page.read_text(encoding="utf-8"), "json")
     assert shown
     for text in shown:
@@ -229,7 +229,7 @@ def test_every_strategy_that_a_page_shows_loads_and_is_not_refuted(page):
             assert confirmed == [entry["claim"] for entry in certificate["claims"]] != []
 
 
-def test_every_kind_has_a_page_that_shows_it():
+def test_every_kind_has_a_page():
     texts = [text for page in STRATEGIES for text in blocks(page.read_text(encoding="utf-8"), "json")]
     assert {json.loads(text)["kind"] for text in texts} == set(KINDS)
 
@@ -244,7 +244,7 @@ def test_commands_of_a_page_exist_with_their_options(page):
             continue
         verb, *words = shlex.split(re.split(r" \| | <\(", line)[0], comments=True)[1:]
         assert verb in verbs or verb in HIDDEN
-        if verb == "run":  # what follows the script is the script's
+        if verb == "run":  # arguments after the script belong to the script
             words = takewhile(lambda word: not word.endswith(".py"), words)
         known = {name for parameter in verbs[verb].params for name in parameter.opts}
         assert [word for word in words if re.match(r"--?[a-z]", word) and word not in known] == [], line

@@ -1,4 +1,4 @@
-"""The README and the tutorial do what they say."""
+"""Output and numbers in the README and the tutorial match the commands and the results."""
 
 import json
 import re
@@ -39,7 +39,7 @@ MEASURED = {
 
 
 def cell_of(name, row, column):
-    """The cell of a table in a result file."""
+    """Return a cell of a table in a result file."""
     lines = (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines()
     table = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|")]
     (found,) = (cells for cells in table if cells[1] == row)
@@ -47,7 +47,7 @@ def cell_of(name, row, column):
 
 
 @pytest.mark.parametrize(("job", "column"), MEASURED)
-def test_a_number_of_the_readme_is_the_one_in_the_result_file_that_it_links_to(job, column):
+def test_readme_table_matches_the_linked_results(job, column):
     name, row = MEASURED[job, column]
     titles = {"long_regions": "final loss", "lab-quick-answers": "40 Mbit/s, one 5 times slower"}
     (line,) = (line for line in README.splitlines() if re.match(rf"\| \[?{re.escape(job)}[\]\s]", line))
@@ -58,7 +58,7 @@ def test_a_number_of_the_readme_is_the_one_in_the_result_file_that_it_links_to(j
     assert found.groups() == (f"{number:.{len(found[1].partition('.')[2])}f}", name)
 
 
-def test_the_bytes_and_the_embeddings_of_the_readme_are_the_measured_ones():
+def test_bytes_and_embedding_gain_of_the_readme_match_the_results():
     (ours, workers), whole = (
         [float(cell_of("long_regions", row, "MB out of a region and step")) for row in rows]
         for rows in (
@@ -73,7 +73,7 @@ def test_the_bytes_and_the_embeddings_of_the_readme_are_the_measured_ones():
     assert f"[{page.measured_words(row).split('×')[0]}](benchmarks/results/papers/parallax.md)" in README
 
 
-def test_the_caption_says_how_often_and_how_long_the_contestants_of_the_picture_ran():
+def test_caption_of_the_readme_matches_the_runs_of_the_picture():
     steps = {round(row.steps) for row in front_rows()}
     assert f"{min(steps)} to {max(steps)} steps to the target" in README
     assert [len(row.cells) for row in front_rows()] == [2, 2, 3, 3, 8]
@@ -83,7 +83,7 @@ def test_the_caption_says_how_often_and_how_long_the_contestants_of_the_picture_
     assert 0.9 < median(theirs) / median(own) < 1.1, "as fast"
 
 
-def test_the_commands_of_the_quickstart_print_what_the_readme_shows(tmp_path):
+def test_quickstart_commands_print_the_shown_output(tmp_path):
     seen = 0
     for command, lines in commands(README):
         done = WARM.run(*shlex.split(command), cwd=tmp_path)
@@ -95,11 +95,11 @@ def test_the_commands_of_the_quickstart_print_what_the_readme_shows(tmp_path):
     assert seen == 9
 
 
-def test_the_readme_is_short():
+def test_readme_stays_within_its_word_limit():
     assert sum(bool(re.search(r"\w", word)) for word in README.split()) <= 1100
 
 
-def test_the_picture_of_the_readme_is_drawn_from_the_kept_cells_and_says_their_medians(tmp_path):
+def test_readme_picture_shows_the_medians_of_the_results(tmp_path):
     draw_front(tmp_path / "drawn.svg")
     assert (tmp_path / "drawn.svg").stat().st_size < 200_000
     (alternative,) = re.findall(r"^!\[(.*)\]\(docs/pictures/loss-over-seconds.svg\)$", README, re.MULTILINE)
@@ -128,8 +128,8 @@ def script_of_the_readme():
         {"10 30", "10 10", "10 20"}),
     (AllReduce(sync=PartialAllReduce(quorum=2)), None),
 ])  # fmt: skip
-def test_the_script_of_the_readme_runs_under_every_schedule_that_design_may_recommend(tmp_path, strategy, ends):
-    """Steps per round and a quorum, in real processes; all workers end together, a quorum's with the last one."""
+def test_readme_script_runs_with_steps_per_round_and_quorum(tmp_path, strategy, ends):
+    """In real processes all workers end together, with a quorum when the last worker ends."""
     write_schedule(tmp_path / "schedule.json", Schedule("readme", Cluster.regular(1, 3), strategy))
     (tmp_path / "train.py").write_text(script_of_the_readme())
     done = WARM.run("partreduce", "run", "--workers", "3", "train.py", cwd=tmp_path)
@@ -138,12 +138,12 @@ def test_the_script_of_the_readme_runs_under_every_schedule_that_design_may_reco
     assert found == ends if ends else len(found) == 1
 
 
-def test_an_equal_cluster_gets_all_reduce_as_the_readme_says(capsys):
+def test_all_reduce_is_recommended_for_a_homogeneous_cluster(capsys):
     asked = ["design", "1x8", "--set", "inside=300GB/s", "--model-bytes", "100MB", "--effort", "quick", "--json"]
     assert json.loads(ran(capsys, asked).out)["recommendation"]["name"] == "allreduce"
 
 
-def test_the_errors_of_sharded_models_are_the_words_that_the_runtime_says():
+def test_errors_of_the_sharded_models_guide_exist_in_the_runtime():
     guide = (ROOT / "docs/how-to/sharded-models.md").read_text(encoding="utf-8")
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "partreduce" / "runtime").rglob("*.py")]
     quoted = re.findall(r"^\|[^|]*\| `([^|`]*)` \|$", guide.partition("## Errors")[2], re.MULTILINE)
@@ -151,7 +151,7 @@ def test_the_errors_of_sharded_models_are_the_words_that_the_runtime_says():
     assert [words for words in quoted if not any(words in source for source in sources)] == []
 
 
-# What docs/tutorial.md shows is printed, wherever neither this machine's speed nor a search decides it
+# docs/tutorial.md: output that depends neither on the speed of the machine nor on a search
 
 
 PAGE = commands((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
@@ -164,14 +164,14 @@ ROW = re.compile(r" {2,}\d+ +(\S+ \S+) +(\S+ \S+) +\S+ +\S+ +(\S+) +\S+ \S+ +cat
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with the page's cluster file, in which its commands run at 120 columns."""
+    """A folder with the cluster file of the page, in which its commands run at 120 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     Path("cluster.yaml").write_text("\n".join(next(lines for command, lines in PAGE if command == "cat cluster.yaml")))
     return tmp_path
 
 
-def test_commands_that_neither_measure_nor_search_print_what_the_page_shows(folder, capsys):
+def test_tutorial_commands_print_the_shown_output(folder, capsys):
     seen = 0
     for command, lines in PAGE:
         if command.startswith(SHOWN):
@@ -183,8 +183,8 @@ def test_commands_that_neither_measure_nor_search_print_what_the_page_shows(fold
     assert seen > 45
 
 
-def test_the_planner_still_answers_what_the_page_shows(folder, capsys):
-    """A quick answer's effort is counted, so that it is the same each time."""
+def test_planner_output_matches_the_tutorial(folder, capsys):
+    """A quick answer counts its effort, and is therefore deterministic."""
     asked = ["design", "cluster.yaml"]
     printed = [line.rstrip() for line in ran(capsys, [*asked, "-o", "best.json", "--all"]).out.splitlines()]
     blocks = [lines for command, lines in PAGE if command.startswith("partreduce design cluster.yaml")]
@@ -201,13 +201,17 @@ def test_the_planner_still_answers_what_the_page_shows(folder, capsys):
         if match := ROW.search(line):
             name = below if below.startswith("  ") else table[table.index(below) + 1]
             option = front[name.strip()]
-            told = (option["communication_seconds_per_step"], option["step_seconds"], option["steps_ratio"])
-            assert match.groups() == (f"{told[0] * 1e3:.4g} ms", f"{told[1] * 1e3:.4g} ms", f"{told[2]:.3f}")
+            shown_numbers = (option["communication_seconds_per_step"], option["step_seconds"], option["steps_ratio"])
+            assert match.groups() == (
+                f"{shown_numbers[0] * 1e3:.4g} ms",
+                f"{shown_numbers[1] * 1e3:.4g} ms",
+                f"{shown_numbers[2]:.3f}",
+            )
             seen += 1
     assert seen == 4
 
 
-def test_the_schedule_that_the_page_breaks_is_refuted_as_it_shows(folder, capsys):
+def test_broken_schedule_of_the_tutorial_is_refuted(folder, capsys):
     (design,) = (command for command, _ in PAGE if command.startswith('partreduce design 2x2 --build "node'))
     assert main(shlex.split(design)[1:]) == 0
     raw = json.loads(Path("schedule.json").read_text())

@@ -1,4 +1,4 @@
-"""Words and names: the list of words, names of modules, and words from before."""
+"""The lint of words, Python names on pages, and former names."""
 
 import re
 import subprocess
@@ -27,14 +27,14 @@ PLANTED = tomllib.loads(Path(__file__).with_name("planted_words.toml").read_text
 
 
 @pytest.mark.parametrize("row", PLANTED["planted"], ids=lambda row: row["found"])
-def test_what_is_planted_is_found_with_its_line(row, tmp_path, capsys):
+def test_planted_words_are_reported_with_their_line(row, tmp_path, capsys):
     (tmp_path / "planted.py").write_text(CLEAN + row["code"] + "\n", encoding="utf-8")
     assert words.main([str(tmp_path)]) == 1
     line = CLEAN.count("\n") + row.get("line", 1)
     assert capsys.readouterr().err.startswith(f"planted.py:{line}: {row['found']}")
 
 
-def test_a_preposition_as_a_module_and_a_word_on_a_page_are_found(tmp_path, capsys):
+def test_module_names_and_pages_are_checked(tmp_path, capsys):
     (tmp_path / "over_ssh.py").write_text(CLEAN, encoding="utf-8")
     (tmp_path / "page.md").write_text(PLANTED["page"]["text"], encoding="utf-8")
     assert words.main([str(tmp_path)]) == 1
@@ -51,17 +51,17 @@ def test_clean_files_pass(tmp_path, capsys):
     assert capsys.readouterr().out == "0 names and words to change\n"
 
 
-# The names of Python that the pages mention exist, and are written as they are imported
+# Python names on the pages exist and are written as imported
 
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FORMATS = {"partreduce.schedule", "partreduce.cluster", "partreduce.pilot"}
-"""What `format` is in our files."""
+"""Values of `format` in our files."""
 
 
 def resolves(name):
-    """Whether a dotted name is a module, or a name of one, or a name of a class of one."""
+    """Return whether a dotted name is a module, an attribute of a module, or an attribute of a class."""
     try:
         resolve_name(name)
     except (ImportError, AttributeError):
@@ -78,13 +78,13 @@ def test_dotted_names_of_a_page_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_page_names_a_package_by_a_name_that_cannot_be_imported(page):
-    """`partreduce.topo.metrics`, not `topo.metrics`: the bare names of the floors are refused."""
+def test_pages_use_full_package_names(page):
+    """`partreduce.topo.metrics`, not `topo.metrics`."""
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"`(?:topo|schedulers|verify|runtime)\.[a-z_]+(?:\.[a-z_]+)*[`(]", text) == []
 
 
-# No file of the repository uses a key, an option, a name or a word that the format and the API once had
+# No file of the repository uses a former key, option, name or word of the format and the API
 
 
 OLD = {
@@ -101,11 +101,11 @@ OLD = {
     "spelling": r"\b(?:neighbour\w*|colour\w*|behaviour\w*|centre[sd]?|normalis\w+|synchronis\w+|initialis\w+)\b"
     r"|\b(?:minimis\w+|optimis(?:e|ed|es|er|ing|ation)|synthesis(?:e|ed|es|er|ing))\b",
 }
-"""What is searched for, by its kind; all without regard to case, but for names."""
+"""Patterns by kind; only public names are case-sensitive."""
 
 ELSEWHERE = (
-    "CHANGELOG.md",  # says what became of them
-    "benchmarks/results/",  # what was measured under them
+    "CHANGELOG.md",  # explains the new names
+    "benchmarks/results/",  # measured under the former names
     "partreduce/topo/renamed.py",  # answers an old key with the new one
     "tests/topo/document/test_schema.py",
     "tests/docs/test_words.py",
@@ -123,7 +123,7 @@ def files():
 
 
 @pytest.mark.parametrize("kind", OLD)
-def test_no_file_uses_what_was_renamed(kind):
+def test_no_file_uses_a_former_name(kind):
     pattern = re.compile(OLD[kind], 0 if kind == "public names" else re.IGNORECASE)
     found = []
     for name, path in files():

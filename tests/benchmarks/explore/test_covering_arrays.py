@@ -1,4 +1,4 @@
-"""Covering arrays hold every combination that is possible, counted the slow way."""
+"""Covering arrays contain every possible combination, by exhaustive enumeration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partreduce.topo.errors import InputError
 
 
 def combinations_of(rows, strength):
-    """Every (factors, levels) of `strength` factors that stands in a row."""
+    """Return every (factors, levels) of `strength` factors that occurs in a row."""
     columns = list(zip(*rows, strict=True))
     return {
         (factors, levels)
@@ -33,7 +33,7 @@ def combinations_of(rows, strength):
     ],
     ids=["generator 2", "generator 3", "Hop 2", "Hop 3", "pairing 3", "partial 2"],
 )
-def test_every_possible_combination_stands_in_a_row(factors, strength):
+def test_rows_cover_every_possible_combination(factors, strength):
     chosen = factors.rows(strength)
     every = product(*(range(len(levels)) for levels in factors.levels.values()))
     possible = [row for row in every if factors.possible(factors.values(row))]
@@ -44,17 +44,17 @@ def test_every_possible_combination_stands_in_a_row(factors, strength):
 
 @pytest.mark.parametrize("strength", [1, 2, 3])
 @pytest.mark.parametrize("levels", [(2, 2, 2), (3, 2, 4, 2), (3, 3, 3, 3)])
-def test_small_arrays_cover_with_fewer_rows_than_all(levels, strength):
+def test_small_arrays_cover_all_combinations_without_spare_rows(levels, strength):
     rows = covering_rows(levels, strength)
     every = list(product(*map(range, levels)))
     assert combinations_of(rows, strength) == combinations_of(every, strength)
     assert len(rows) <= len(every)
     assert covering_rows(levels, strength) == rows
     without = [combinations_of([r for r in rows if r != row], strength) for row in rows]
-    assert all(fewer != combinations_of(every, strength) for fewer in without)  # no row is checkpoints_to_delete
+    assert all(fewer != combinations_of(every, strength) for fewer in without)  # no row is redundant
 
 
-def test_impossible_rows_are_left_out_and_dear_ones_are_rare():
+def test_impossible_rows_are_excluded_and_expensive_ones_rare():
     def cost(row):
         return 10.0 ** sum(row)
 
@@ -64,14 +64,14 @@ def test_impossible_rows_are_left_out_and_dear_ones_are_rare():
     assert cheap < plain
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_arrays_are_rejected():
     with pytest.raises(InputError, match="strength: is 3"):
         covering_rows((2, 2), 3)
     with pytest.raises(InputError, match="no row is possible"):
         covering_rows((2, 2), 1, possible=lambda _: False)
 
 
-def test_a_row_by_its_values_has_their_words():
+def test_row_of_values_has_their_labels():
     factors = Factors({"size": [Level(1, "one"), Level(2, "two", 3)], "wire": [Level(""), Level("late", "late", 2)]})
     row = factors.row(size=2, wire="late")
     assert factors.words(row) == "two, late"

@@ -1,9 +1,9 @@
-"""A part of the fault campaign, the same in each run: all kinds, and the faults whose end no busy machine can change.
+"""A fixed part of the fault campaign: all kinds, and faults whose outcome does not depend on the load.
 
-How long a run takes to notice is measured by the campaign, not here: tests run in parallel. So the timeout is
-long: a generator that is started again has that long for it.
+The campaign measures the detection time, not these tests, which run in parallel. Therefore the timeout is long: a
+generator that is restarted has as much time.
 
-A cell that fails is run again with `python -m benchmarks.faults.run --cell NAME`; `make faults` runs them at random.
+Repeat a failed cell with `python -m benchmarks.faults.run --cell NAME`; `make faults` runs random cells.
 """
 
 import json
@@ -48,21 +48,21 @@ CELLS = (
 @pytest.mark.processes
 @pytest.mark.lab
 @pytest.mark.timeout(600)
-def test_faults_end_in_time_named_right_and_leave_nothing_behind():
-    """On a busy machine a run may be over before its fault's instant comes; it is run again then."""
+def test_faults_end_in_time_name_the_culprit_and_leave_nothing():
+    """On a busy machine a run may end before its fault is due; it is repeated then."""
     possible = {"/".join(combination) for combination in campaign.combinations()}
-    waiting = [name for name in CELLS if name.rsplit("/", 1)[0] in possible]
+    remaining = [name for name in CELLS if name.rsplit("/", 1)[0] in possible]
     for _ in range(3):
-        said = verdicts_of(waiting)
-        assert set(said) == set(waiting)
-        waiting = [name for name, words in said.items() if ": not fired (" in words]
-        if not waiting:
+        said = verdicts_of(remaining)
+        assert set(said) == set(remaining)
+        remaining = [name for name, words in said.items() if ": not fired (" in words]
+        if not remaining:
             break
-    assert not waiting
+    assert not remaining
 
 
 def verdicts_of(cells):
-    """What a campaign of these says of each; none may be a violation."""
+    """Return the verdict of a campaign on each cell; none may be a violation."""
     arguments = [part for name in cells for part in ("--cell", name)]
     done = subprocess.run(
         [*children.module("benchmarks.faults.run"), "--at-once", "2", "--timeout", "20", "--slack", "40", *arguments],
@@ -79,26 +79,25 @@ def verdicts_of(cells):
     return {name: line.removeprefix(f"{name}: ") for name in cells for line in lines if line.startswith(f"{name}: ")}
 
 
-def test_every_strategy_kind_is_put_under_faults():
+def test_every_strategy_kind_has_fault_cells():
     assert {kind.strategy.kind for kind in KINDS.values()} == set(DOCUMENTS)
 
 
-def test_the_page_is_what_the_kept_results_make():
+def test_page_matches_the_results():
     assert PAGE.read_text() == page(json.loads(RESULTS.read_text()))
 
 
-def test_names_of_cells_are_read_back():
+def test_cell_names_round_trip():
     for name in CELLS:
         assert Cell.of_name(name).name == name
 
 
 @pytest.mark.parametrize(("is_idle", "most"), [(False, campaign.AT_LEAST), (True, 4)])
-def test_more_cells_than_two_run_at_once_only_while_a_processor_is_idle(monkeypatch, is_idle, most):
-    """And never more than asked for."""
+def test_more_than_two_cells_run_only_on_an_idle_processor(monkeypatch, is_idle, most):
     running, counts, seen = set(), [], []
 
     def cell(asked, number):
-        assert number not in running, "networks are named after it"
+        assert number not in running, "the number of a cell names its network"
         running.add(number)
         for _ in range(5):
             counts.append(len(running))
@@ -116,7 +115,7 @@ def test_more_cells_than_two_run_at_once_only_while_a_processor_is_idle(monkeypa
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.0, False), (1e6, True)])
-def test_a_processor_was_idle_if_the_machine_counts_its_idle_seconds_on(monkeypatch, seconds, expected):
+def test_processor_is_idle_if_its_idle_seconds_increase(monkeypatch, seconds, expected):
     monkeypatch.setattr(campaign, "ASK_SECONDS", 0.0)
     idle = campaign.Idle()
     monkeypatch.setattr(idle, "_seconds", lambda: idle._spent + seconds)

@@ -1,4 +1,4 @@
-"""Every injector fires: its effect is seen on a bystander, from outside of what it says of itself."""
+"""Every injector has its effect on processes that only sleep."""
 
 import os
 import re
@@ -28,7 +28,7 @@ SLEEPER = "import time\nwhile True: time.sleep(0.01)"
 
 @pytest.fixture
 def sleepers():
-    """Processes that only wait, as a cell's workers and its launcher."""
+    """Sleeping processes in place of the workers and the launcher of a cell."""
     started = [subprocess.Popen([sys.executable, "-S", "-c", SLEEPER]) for _ in range(WORKERS + 1)]
     yield started
     for process in started:
@@ -38,7 +38,7 @@ def sleepers():
 
 @pytest.fixture
 def running(tmp_path, sleepers):
-    """A cell whose workers have written that they train; its processes are the sleepers."""
+    """A cell whose workers have recorded a first step; its processes are the sleepers."""
     task = Task(str(tmp_path), "", timeout=0.4, steps=1, columns=1, raising=1)
     cell = Cell("static", "a fault", "run", 3, timeout=0.4)
     made = Running(cell, task, tmp_path, cell.random, Outcome(cell), pid=sleepers[-1].pid, started=time.monotonic())
@@ -51,7 +51,7 @@ def running(tmp_path, sleepers):
 
 
 def carry_out(injector, running, look=lambda: None):
-    """Run an injector to its end, looking now and then."""
+    """Run an injector to its end and return what `look` observes meanwhile."""
     looks = []
     for _ in injector(running):
         looks.append(look())
@@ -64,7 +64,7 @@ def states(sleepers):
 
 
 @pytest.mark.parametrize(("name", "number"), [("kill worker", 1), ("kill while connecting", 1), ("kill two", 2)])
-def test_killed_workers_are_dead_and_the_others_live(running, sleepers, name, number):
+def test_killed_workers_are_dead_and_others_alive(running, sleepers, name, number):
     carry_out(fault(name), running)
     assert running.outcome.fired
     assert len(running.victims) == number
@@ -74,8 +74,8 @@ def test_killed_workers_are_dead_and_the_others_live(running, sleepers, name, nu
 
 
 @pytest.mark.parametrize(("name", "again"), [("kill joiner", True), ("kill while one joins", False)])
-def test_who_came_back_or_another_one_is_killed_then(running, sleepers, name, again):
-    """The launcher's part is done here: it starts another process in the place of the first that died."""
+def test_second_kill_hits_the_restarted_worker_or_another(running, sleepers, name, again):
+    """In place of the launcher this test starts another process for the first that died."""
     back = subprocess.Popen([sys.executable, "-S", "-c", SLEEPER])
 
     def start_again():
@@ -94,7 +94,7 @@ def test_who_came_back_or_another_one_is_killed_then(running, sleepers, name, ag
         back.wait()
 
 
-def test_a_killed_node_is_its_launcher_and_all_its_workers_are_victims(running, sleepers):
+def test_killing_a_node_kills_its_launcher_and_marks_its_workers(running, sleepers):
     (running.folder / "launcher-1").write_text(f"{sleepers[-1].pid}\n")
     carry_out(fault("kill node"), running)
     assert running.outcome.fired
@@ -105,7 +105,7 @@ def test_a_killed_node_is_its_launcher_and_all_its_workers_are_victims(running, 
 
 
 @pytest.mark.parametrize(("name", "times"), [("pause for half", 0.5), ("pause for three", 3), ("pause store host", 3)])
-def test_a_paused_worker_stands_still_for_that_long_and_continues(running, sleepers, name, times):
+def test_paused_worker_stops_for_the_given_time(running, sleepers, name, times):
     seen = carry_out(fault(name), running, lambda: (time.monotonic(), states(sleepers)))
     (victim,) = running.victims
     assert name != "pause store host" or victim == 0
@@ -115,16 +115,16 @@ def test_a_paused_worker_stands_still_for_that_long_and_continues(running, sleep
     assert still[-1] - still[0] < times * 0.4 + 5
     before = max((instant for instant, _ in seen if instant < still[0]), default=still[0])
     after = min(instant for instant, _ in seen if instant > still[-1])
-    assert after - before >= times * 0.4, "it was looked at before and after"
+    assert after - before >= times * 0.4, "it was observed before and after the pause"
     assert seen[-1][1][victim] != "T"
     assert all(now[other] != "T" for _, now in seen for other in range(WORKERS) if other != victim)
 
 
-def test_a_pause_that_is_taken_back_late_says_by_how_much(running):
+def test_late_end_of_a_pause_is_recorded(running):
     steps = fault("pause for half")(running)
     while not running.outcome.fired:
         next(steps)
-    time.sleep(0.5)  # the campaign has other cells to look after
+    time.sleep(0.5)  # the campaign handles other cells meanwhile
     for _ in steps:
         pass
     assert running.lasts == 0.2
@@ -135,7 +135,7 @@ def test_a_pause_that_is_taken_back_late_says_by_how_much(running):
 BUSY = "import os\nos.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nwhile True: pass"
 
 
-def test_a_process_that_is_ready_and_gets_no_processor_is_held_up(running):
+def test_runnable_process_without_a_processor_counts_as_delayed(running):
     busy = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(3)]
     try:
         running.pid, running.fault_time = busy[0].pid, time.monotonic()
@@ -147,7 +147,7 @@ def test_a_process_that_is_ready_and_gets_no_processor_is_held_up(running):
 
 
 @pytest.mark.parametrize("name", ["pause launcher", "pause generator"])
-def test_a_paused_launcher_or_generator_stands_still_and_continues(running, sleepers, name):
+def test_paused_launcher_or_generator_stops_and_continues(running, sleepers, name):
     seen = carry_out(fault(name), running, lambda: states(sleepers))
     assert running.outcome.fired
     assert any(now[-1] == "T" for now in seen)
@@ -157,7 +157,7 @@ def test_a_paused_launcher_or_generator_stands_still_and_continues(running, slee
 @pytest.mark.parametrize(
     "name", [*(f"SIG{n} launcher{at}" for n in ("TERM", "KILL") for at in ("", " at start")), "kill generator"]
 )
-def test_a_launcher_or_the_generator_gets_the_signal(running, sleepers, name):
+def test_launcher_or_generator_gets_the_signal(running, sleepers, name):
     number = signal.SIGTERM if "TERM" in name else signal.SIGKILL
     carry_out(fault(name), running)
     assert running.outcome.fired
@@ -166,7 +166,7 @@ def test_a_launcher_or_the_generator_gets_the_signal(running, sleepers, name):
 
 
 @pytest.mark.parametrize("launcher", ["run", "by hand"])
-def test_a_killed_parent_is_dead_and_its_children_live(running, sleepers, tmp_path, launcher):
+def test_killed_parent_is_dead_and_its_children_alive(running, sleepers, tmp_path, launcher):
     running.cell = Cell("static", "a fault", launcher, 3, timeout=0.4)
     running.task = replace(running.task, children=1)
     children = [subprocess.Popen([sys.executable, "-S", "-c", SLEEPER]) for _ in range(WORKERS)]
@@ -186,7 +186,7 @@ def test_a_killed_parent_is_dead_and_its_children_live(running, sleepers, tmp_pa
             child.wait()
 
 
-def test_without_children_the_death_of_a_parent_does_not_fire(running, sleepers):
+def test_parent_fault_without_children_does_not_fire(running, sleepers):
     running.task = replace(running.task, children=1)
     carry_out(fault("kill parent of children"), running)
     assert not running.outcome.fired
@@ -200,13 +200,13 @@ os.set_blocking(writing, False)
 signal.set_wakeup_fd(writing)
 signal.signal(signal.SIGTERM, lambda *_: None)
 print(flush=True)
-heard = 0
-while heard < 2: heard += len(os.read(reading, 9))
+received = 0
+while received < 2: received += len(os.read(reading, 9))
 sys.exit(42)
 """
 
 
-def test_a_launcher_gets_a_signal_twice(running):
+def test_launcher_gets_a_signal_twice(running):
     with subprocess.Popen([sys.executable, "-S", "-c", COUNTER], stdout=subprocess.PIPE) as launcher:
         launcher.stdout.readline()
         running.pid = launcher.pid
@@ -215,7 +215,7 @@ def test_a_launcher_gets_a_signal_twice(running):
         assert running.code == 42 or launcher.wait(60) == 42
 
 
-def test_an_exception_fires_when_the_worker_says_so(running, tmp_path):
+def test_exception_fires_when_the_worker_records_it(running, tmp_path):
     with (tmp_path / "worker-1.jsonl").open("a") as file:
         file.write(f'["raises", 7.0, 0, {[[0.0, 0.0]] * (WORKERS + 1)}, null]\n')
     carry_out(fault("exception"), running)
@@ -223,7 +223,7 @@ def test_an_exception_fires_when_the_worker_says_so(running, tmp_path):
     assert (running.victims, running.fault_time) == ({1}, 7.0)
 
 
-def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(running, tmp_path):
+def test_incomplete_line_is_read_after_it_is_complete(running, tmp_path):
     path, before = tmp_path / "worker-2.jsonl", len(running.records(2))
     line = f'["leaves", 1.0, 0, {[[0.0, 0.0]] * (WORKERS + 1)}, null]\n'
     for part, known in ((line[:9], before), (line[9:], before + 1), (line, before + 2)):
@@ -232,7 +232,7 @@ def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(running, tm
         assert len(running.records(2)) == known
 
 
-def test_nothing_fires_where_the_run_is_over_before(running, sleepers):
+def test_fault_after_the_end_of_the_run_does_not_fire(running, sleepers):
     for process in sleepers:
         os.kill(process.pid, signal.SIGKILL)
     for process in sleepers[:-1]:
@@ -242,7 +242,7 @@ def test_nothing_fires_where_the_run_is_over_before(running, sleepers):
     assert not running.outcome.fired
 
 
-def test_a_squatted_port_takes_connections_refuses_a_host_and_never_answers():
+def test_occupied_port_accepts_connections_and_never_answers():
     with injectors.squat() as stranger, socket.socket() as host, socket.socket() as client:
         place = stranger.getsockname()
         with pytest.raises(OSError, match="in use"):
@@ -255,7 +255,7 @@ def test_a_squatted_port_takes_connections_refuses_a_host_and_never_answers():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_takes_not_one_more_file(tmp_path):
+def test_full_disk_rejects_another_file(tmp_path):
     unmount = injectors.tiny_disk(tmp_path / "disk")
     try:
         (tmp_path / "disk" / "before").write_bytes(b"x" * 4096)
@@ -268,12 +268,12 @@ def test_a_full_disk_takes_not_one_more_file(tmp_path):
 
 
 @pytest.mark.lab
-def test_a_cut_link_lets_nothing_through_until_it_is_healed():
+def test_cut_link_passes_nothing_until_it_is_restored():
     if (reason := why_not()) is not None:
         pytest.skip(reason)
 
     def reaches(network):
-        """Whether node 0 gets an answer (here a refusal) from node 1."""
+        """Return whether node 0 gets an answer from node 1, here a refused connection."""
         code = f"import socket; s = socket.socket(); s.settimeout(0.7); s.connect(('{network.address(1)}', 9))"
         command = [*network.prefix_command(0), sys.executable, "-S", "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)

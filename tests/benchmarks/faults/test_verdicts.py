@@ -1,4 +1,4 @@
-"""The verdicts see what they are there for: a healthy record passes, and every way to be wrong is found."""
+"""The verdicts pass correct records and detect every kind of wrong one."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def line(what, instant, step, values, more=None):
 
 
 def healthy(name):
-    """What four workers of a kind with a reference write in a run without faults."""
+    """Return the records of four workers of a kind with a reference in a run without faults."""
     lag = KINDS[name].lag
     held = states(KINDS[name], STEPS + lag)
     diaries = []
@@ -44,7 +44,7 @@ def healthy(name):
 
 @pytest.fixture
 def judge_records(tmp_path):
-    """Writes the records of a cell and passes a verdict on them; gives the violations."""
+    """A function that writes the records of a cell and returns the violations of a verdict."""
 
     def judge(verdict, diaries, kind="static", **facts):
         for rank, lines in enumerate(diaries):
@@ -61,27 +61,27 @@ WITH_REFERENCE = [name for name, kind in KINDS.items() if kind.law == "reference
 
 
 @pytest.mark.parametrize("name", [name for name in WITH_REFERENCE if KINDS[name].strategy.payload.outer.is_plain])
-def test_the_reference_alone_keeps_every_sum_of_progress(name):
+def test_reference_keeps_the_sum_of_progress(name):
     held = states(KINDS[name], STEPS)
     steps = np.maximum(np.arange(STEPS + 1) - KINDS[name].lag, 0)
     assert np.allclose(held.mean(axis=1), steps[:, None] / WORKERS)
 
 
-def test_the_reference_of_outer_steps_is_nesterovs():
-    """Movements are 3/4 a round; its momentum is 3/4, then 0.9 · 3/4 + 3/4 = 1.425."""
+def test_reference_of_outer_steps_is_nesterov_momentum():
+    """Movements are 3/4 per round; the momentum is 3/4, then 0.9 · 3/4 + 3/4 = 1.425."""
     first = 0.7 * (0.75 + 0.9 * 0.75)
     assert np.allclose(states(KINDS["outer"], 6)[[3, 6]][:, 2], [[first], [first + 0.7 * (0.75 + 0.9 * 1.425)]])
 
 
-def test_the_reference_of_a_late_merge_takes_what_was_sent_a_step_before():
-    """Movements are 2/4; the worker whose row it is keeps half of its 3, the others half of their 0."""
+def test_reference_of_a_late_merge_uses_values_of_the_previous_step():
+    """Movements are 2/4; the worker of the row keeps half of its 3, the others half of their 0."""
     outer_params = 0.7 * (0.5 + 0.9 * 0.5)
     late = states(KINDS["outer merged late"], 3)[3]
     assert np.allclose(late[:, 2], [outer_params / 2, outer_params / 2, (3 + outer_params) / 2, outer_params / 2])
 
 
-def test_the_reference_of_fragments_and_of_pairs_has_turns_and_anchors_of_their_own():
-    """Row 0 has its turn after 1 of 3 steps, row 3 after 3; in pairs who is in none with a row holds nothing of it."""
+def test_reference_of_fragments_and_pairs_by_hand():
+    """Row 0 is merged after 1 of 3 steps, row 3 after 3; workers in no pair with the owner of a row hold none of it."""
     x = states(KINDS["fragments"], 3)
     step = 0.7 * (1 + 0.9)
     assert np.allclose(x[1][:, 0], step / 4)
@@ -92,47 +92,49 @@ def test_the_reference_of_fragments_and_of_pairs_has_turns_and_anchors_of_their_
 
 
 @pytest.mark.parametrize("name", WITH_REFERENCE)
-def test_a_healthy_run_passes(judge_records, name):
+def test_correct_run_passes(judge_records, name):
     assert judge_records(verdicts.judge_values, healthy(name), kind=name) == []
 
 
-def spoil(diaries, how):
-    """Change one record of worker 2 as a fault of the run-time would."""
+def corrupt(diaries, kind):
+    """Change one record of worker 2 as a bug of the runtime would."""
     entry = diaries[2][4]
     assert (entry[0], entry[2]) == ("leaves", 1)
     rows = entry[3]
-    one = next(row for row in range(WORKERS) if rows[row][0])  # on a ring not every worker is in every other by then
-    if how == "a partial sum":
+    one = next(
+        row for row in range(WORKERS) if rows[row][0]
+    )  # on a ring not every worker has reached every other by then
+    if kind == "a partial sum":
         rows[one] = [rows[one][0] / 2, rows[one][1]]
-    elif how == "weights that do not sum to 1":
+    elif kind == "weights that do not sum to 1":
         rows[WORKERS] = [0.75, 0.75]
-    elif how == "a member that did not enter":
+    elif kind == "a member that did not enter":
         rows[one] = [0.0, 0.0]
-    elif how == "a member that entered twice":
+    elif kind == "a member that entered twice":
         rows[1] = [2 * value + 0.5 for value in rows[1]]
-    elif how == "not a number":
+    elif kind == "not a number":
         rows[0] = [float("nan"), float("nan")]
-    elif how == "no average at all":
+    elif kind == "no average at all":
         entry[3] = diaries[2][3][3]
 
 
-HOWS = (
+CORRUPTIONS = (
     "a partial sum", "weights that do not sum to 1", "a member that did not enter", "a member that entered twice",
     "not a number", "no average at all",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
 @pytest.mark.parametrize("name", WITH_REFERENCE)
-def test_a_wrong_average_is_seen(judge_records, name, how):
+def test_wrong_average_is_detected(judge_records, name, corruption):
     diaries = healthy(name)
-    spoil(diaries, how)
+    corrupt(diaries, corruption)
     assert any(
         text.startswith("wrong: worker 2 leaves step 1") for text in judge_records(verdicts.judge_values, diaries, name)
     )
 
 
-def test_a_failed_worker_holds_what_it_had_with_or_without_its_own_step(judge_records):
+def test_failed_worker_keeps_its_values_with_or_without_its_last_step(judge_records):
     diaries = [lines[:5] for lines in healthy("static")]
     had = np.array([low for low, _ in diaries[0][-1][3][:WORKERS]])
     own = np.eye(WORKERS)[0]
@@ -146,7 +148,7 @@ def test_a_failed_worker_holds_what_it_had_with_or_without_its_own_step(judge_re
     assert verdict(had + 2 * own)
 
 
-def test_members_of_a_granted_group_must_hold_its_mean_or_what_they_had(judge_records):
+def test_members_of_a_granted_group_hold_its_mean_or_their_old_values(judge_records):
     def diaries(after):
         start = np.zeros(WORKERS)
         granted = [[7, [0, 3]]]
@@ -164,7 +166,7 @@ def test_members_of_a_granted_group_must_hold_its_mean_or_what_they_had(judge_re
         assert judge_records(verdicts.judge_values, diaries(values), "dynamic_groups"), values
 
 
-def test_an_asynchronous_server_applies_whole_pushes_once(judge_records):
+def test_asynchronous_server_applies_whole_pushes_once(judge_records):
     def diaries(values):
         lines = [[line("enters", 0, 0, np.zeros(WORKERS))] for _ in range(WORKERS)]
         lines[1].append(line("leaves", 1, 0, values, []))
@@ -175,7 +177,7 @@ def test_an_asynchronous_server_applies_whole_pushes_once(judge_records):
         assert judge_records(verdicts.judge_values, diaries(values), "server asynchronous"), values
 
 
-def test_a_quorum_counts_every_gradient_once(judge_records):
+def test_quorum_counts_every_gradient_once(judge_records):
     def diaries(second, last):
         lines = [[line("enters", 0, 0, np.zeros(WORKERS)), line("enters", 1, 1, second)] for _ in range(WORKERS)]
         lines[1] = [line("enters", 0, 0, np.zeros(WORKERS)), line("enters", 1, 1, [0.25, 0, 0, 0])]
@@ -187,18 +189,18 @@ def test_a_quorum_counts_every_gradient_once(judge_records):
         assert judge_records(verdicts.judge_values, diaries(second, last), "quorum solo"), (second, last)
 
 
-EVERYBODY, REST = [-1, [0, 1, 2, 3]], [3, [0, 1, 2]]
+ALL, REST = [-1, [0, 1, 2, 3]], [3, [0, 1, 2]]
 
 
 def step_of(kind, turn):
-    """The step after which a turn comes."""
+    """Return the step after which a turn ends."""
     return next(step for step in range((turn + 1) * kind.steps_a_round, -1, -1) if kind.turn_of(step) == turn)
 
 
-def gone_on(kind, views=(EVERYBODY, REST, [5, [0, 1, 2, 3]]), lost=(3,)):
-    """What workers write that lose some in turn 3, which join again in turn 5, each with the state of the one before.
+def run_with_loss(kind, views=(ALL, REST, [5, [0, 1, 2, 3]]), lost=(3,)):
+    """Return the records of a run that loses workers in turn 3, which rejoin in turn 5.
 
-    The first has that of worker 0.
+    The first of them has the state of worker 0, and each other one the state of the one before.
     """
     kind, steps = KINDS[kind], STEPS * KINDS[kind].steps_a_round
     replay, diaries = Replay(kind, [(after, tuple(members)) for after, members in views]), [[] for _ in range(WORKERS)]
@@ -227,10 +229,10 @@ CONTINUING = [name for name, kind in KINDS.items() if kind.law == "views"]
 
 
 @pytest.mark.parametrize("kind", CONTINUING)
-def test_who_continues_holds_what_a_replay_of_the_views_does_and_nothing_else(judge_records, kind):
-    assert judge_records(verdicts.judge_values, gone_on(kind), kind) == []
+def test_survivors_match_a_replay_of_the_membership_views(judge_records, kind):
+    assert judge_records(verdicts.judge_values, run_with_loss(kind), kind) == []
     for rank, place, amount in ((1, -4, 0.3), (0, 9, 0.25), (3, -3, 0.3)):
-        found = gone_on(kind)
+        found = run_with_loss(kind)
         rows = found[rank][place][3]
         rows[2] = [rows[2][0] + amount] * 2
         (text, *_) = judge_records(verdicts.judge_values, found, kind)
@@ -238,8 +240,8 @@ def test_who_continues_holds_what_a_replay_of_the_views_does_and_nothing_else(ju
 
 
 @pytest.mark.parametrize("amount", [0, 0.3])
-def test_where_all_began_again_each_attempt_is_judged_by_itself(judge_records, amount):
-    first, second = gone_on(kind := "elastic allreduce"), gone_on(kind)
+def test_attempts_of_a_restarted_run_are_judged_separately(judge_records, amount):
+    first, second = run_with_loss(kind := "elastic allreduce"), run_with_loss(kind)
     for entry in (entry for lines in second for entry in lines if entry[0] == "begins"):
         entry[2] = 1
     second[1][5][3][2] = [second[1][5][3][2][0] + amount] * 2
@@ -251,7 +253,7 @@ def test_where_all_began_again_each_attempt_is_judged_by_itself(judge_records, a
     ("fault", "starved", "is_wrong"), [("kill joiner", False, True), ("kill joiner", True, False),
                                        ("kill three, restart", False, False)]
 )  # fmt: skip
-def test_all_restart_only_where_they_are_to(tmp_path, fault, starved, is_wrong):
+def test_restart_of_all_workers_only_passes_where_expected(tmp_path, fault, starved, is_wrong):
     (tmp_path / "output.txt").write_text("partreduce: attempt 1 ended with exit code 137; all workers begin again\n")
     cell = Cell("elastic outer", fault, "run", 1)
     running = Running(cell, Task(str(tmp_path), "", 3.0, STEPS, 1), tmp_path, cell.random, Outcome(cell))
@@ -261,27 +263,27 @@ def test_all_restart_only_where_they_are_to(tmp_path, fault, starved, is_wrong):
     assert ("may restart" in running.outcome.note) == starved
 
 
-def test_workers_that_know_different_views_are_seen(judge_records):
-    found = gone_on("elastic allreduce")
+def test_different_membership_views_are_detected(judge_records):
+    found = run_with_loss("elastic allreduce")
     lines = [entry for entry in found[1] if entry[0] == "leaves"]
-    lines[3][4] = [EVERYBODY, [3, [0, 1, 3]]]
+    lines[3][4] = [ALL, [3, [0, 1, 3]]]
     (text, *_) = judge_records(verdicts.judge_values, found, "elastic allreduce")
     assert text.startswith("wrong: mixed generations: worker 1 in step 3")
 
 
-def test_what_a_lost_worker_committed_alone_is_not_asked_of_it(judge_records):
-    found = gone_on("elastic allreduce")
+def test_commits_of_a_lost_worker_alone_are_ignored(judge_records):
+    found = run_with_loss("elastic allreduce")
     again = next(place for place, entry in enumerate(found[3]) if place and entry[0] == "begins")
-    found[3][again:again] = [line("enters", 3, 3, [0.75] * 4), line("leaves", 3, 3, [1.0] * 4, [EVERYBODY])]
+    found[3][again:again] = [line("enters", 3, 3, [0.75] * 4), line("leaves", 3, 3, [1.0] * 4, [ALL])]
     assert judge_records(verdicts.judge_values, found, "elastic allreduce") == []
 
 
 @pytest.mark.parametrize("kind", CONTINUING)
-def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_before(judge_records, kind):
-    """Both of its processes enter that step, with different values, and each is judged by what it was."""
+def test_worker_that_rejoins_in_its_last_step_is_judged_twice(judge_records, kind):
+    """Both of its processes enter that step with different values, and each is judged by its own state."""
     for amount in (0, 0.3):
-        found = gone_on(kind, views=(EVERYBODY, [5, EVERYBODY[1]]))
-        replay, joins = Replay(KINDS[kind], [(-1, tuple(EVERYBODY[1]))]), step_of(KINDS[kind], 5)
+        found = run_with_loss(kind, views=(ALL, [5, ALL[1]]))
+        replay, joins = Replay(KINDS[kind], [(-1, tuple(ALL[1]))]), step_of(KINDS[kind], 5)
         for step in range(joins):
             replay.step(step, {})
         again = next(place for place, entry in enumerate(found[3]) if place and entry[0] == "begins")
@@ -289,9 +291,9 @@ def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_befor
         assert len(judge_records(verdicts.judge_values, found, kind)) == bool(amount), amount
 
 
-def test_who_joins_a_late_average_has_its_donors_start_also_where_that_has_just_joined():
-    """2 has the state of 0, and 3 that of 2: all three began the round with what 0 began it with."""
-    replay, own = Replay(KINDS["elastic late"], [(-1, tuple(EVERYBODY[1]))]), np.eye(WORKERS)
+def test_worker_joining_a_late_average_has_the_round_start_of_its_donor():
+    """Worker 2 has the state of 0, and 3 that of 2: all three have the values of 0 at the start of the round."""
+    replay, own = Replay(KINDS["elastic late"], [(-1, tuple(ALL[1]))]), np.eye(WORKERS)
     start = replay.x = np.arange(WORKERS**2, dtype=float).reshape(WORKERS, WORKERS)
     of_2 = start[0] + own[0]
     of_3 = of_2 + own[2]
@@ -300,11 +302,11 @@ def test_who_joins_a_late_average_has_its_donors_start_also_where_that_has_just_
     assert np.allclose(replay.x[2:], [of_2 + own[2] + moved, of_3 + own[3] + moved])
 
 
-def test_a_donor_that_fails_in_the_round_of_the_join_took_its_own_steps_before():
-    """Worker 3 joins with the state of worker 0, which then fails: the others merge what they would have with 0."""
+def test_donor_that_fails_in_the_round_of_the_join_took_its_own_steps():
+    """Worker 3 joins with the state of worker 0, which then fails: the others merge as they would have with 0."""
     kind = KINDS["elastic merged late"]
-    joins, everybody, own = step_of(kind, 1), tuple(EVERYBODY[1]), np.eye(WORKERS)
-    without_3 = Replay(kind, [(-1, everybody), (1, (0, 1, 2))])
+    joins, all_ranks, own = step_of(kind, 1), tuple(ALL[1]), np.eye(WORKERS)
+    without_3 = Replay(kind, [(-1, all_ranks), (1, (0, 1, 2))])
     replay = Replay(kind, [*without_3.views, (1, (1, 2, 3))])
     for step in range(joins):
         without_3.step(step, {})
@@ -318,8 +320,8 @@ def test_a_donor_that_fails_in_the_round_of_the_join_took_its_own_steps_before()
 
 
 @pytest.mark.parametrize("amount", [0, 0.3])
-def test_who_joins_in_the_first_step_may_have_what_its_donor_did_in_it(judge_records, amount):
-    kind, views = KINDS["elastic late"], [EVERYBODY, [0, EVERYBODY[1]]]
+def test_worker_joining_in_the_first_step_may_have_the_step_of_its_donor(judge_records, amount):
+    kind, views = KINDS["elastic late"], [ALL, [0, ALL[1]]]
     replay, begun = Replay(kind, [(after, tuple(members)) for after, members in views]), np.eye(WORKERS)[0]
     diaries = [[line("begins", 0, 0, np.zeros(WORKERS), 1)] for _ in range(WORKERS)]
     diaries[3] += [line("enters", 0, 0, np.zeros(WORKERS)), line("begins", 1, 0, np.zeros(WORKERS), 7)]
@@ -335,8 +337,8 @@ def test_who_joins_in_the_first_step_may_have_what_its_donor_did_in_it(judge_rec
 
 
 @pytest.mark.parametrize("amount", [0, 0.3])
-def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothing_else(judge_records, amount):
-    found = gone_on(kind := "elastic outer", views=(EVERYBODY, [3, [0, 1]], [5, EVERYBODY[1]]), lost=(2, 3))
+def test_worker_joining_from_a_new_donor_has_exactly_its_state(judge_records, amount):
+    found = run_with_loss(kind := "elastic outer", views=(ALL, [3, [0, 1]], [5, ALL[1]]), lost=(2, 3))
     first = next(entry for entry in found[3] if entry[0] == "enters" and entry[2] == step_of(KINDS[kind], 5))
     first[3][1] = [first[3][1][0] + amount] * 2
     said = judge_records(verdicts.judge_values, found, kind)
@@ -383,11 +385,11 @@ ENDS = {
     "starves for less": (KIND, [SOON, FINISHED, SOON], {"_lacked": FEW}, LOST),
     "starves in a longer stretch": (KIND, [SOON, FINISHED, SOON], {"_lacked": LONG}, LOST),
 }
-"""Kind, what survivors of worker 3's death wrote, what the machine did, and the last violation."""
+"""Kind, records of the survivors of worker 3, load of the machine, and the last violation."""
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_survivor(judge_records, name):
+def test_verdict_on_survivors(judge_records, name):
     def kill_worker(running):
         running.cell = replace(running.cell, fault="kill worker")
         verdicts.judge_ends(running)
@@ -397,7 +399,7 @@ def test_a_survivor(judge_records, name):
     assert not said if expected is None else said[-1].startswith(expected), said
 
 
-def test_a_worker_ended_when_it_was_last_seen_and_not_when_somebody_looked_again(judge_records):
+def test_end_of_a_worker_is_the_time_of_its_last_sighting(judge_records):
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as worker:
         before = []
 
@@ -415,7 +417,7 @@ def test_a_worker_ended_when_it_was_last_seen_and_not_when_somebody_looked_again
         judge_records(verdict, [[], [], [], lines])
 
 
-def test_what_a_run_leaves_behind_is_found_by_session_and_by_mark(tmp_path):
+def test_leftover_processes_are_found_by_session_and_mark(tmp_path):
     code = "import time; time.sleep(60)"
     own = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
     marked = subprocess.Popen(
@@ -430,13 +432,13 @@ def test_what_a_run_leaves_behind_is_found_by_session_and_by_mark(tmp_path):
     assert belonging(own.pid, str(tmp_path)) == []
 
 
-def test_a_crash_in_the_output_is_seen(judge_records, tmp_path):
+def test_crash_in_the_output_is_detected(judge_records, tmp_path):
     (tmp_path / "output.txt").write_text("[1] all is well\n[2] terminate called after throwing an instance of\n")
     (text,) = judge_records(verdicts.judge_crashes, [])
     assert text.startswith("crash: [2] terminate called")
 
 
-def test_a_checkpoint_with_a_manifest_and_a_damaged_file_is_seen(tmp_path):
+def test_damaged_checkpoint_with_a_manifest_is_detected(tmp_path):
     import hashlib
 
     folder = tmp_path / "round-00000001"

@@ -1,4 +1,4 @@
-"""The lab measures what it says: a real cell over shaped links, its numbers by hand, and its predictions."""
+"""Cells of the lab over shaped links, their numbers by hand, and their predictions."""
 
 import json
 import subprocess
@@ -43,18 +43,18 @@ def test_nodes_may_hold_different_numbers_of_workers():
     assert str(Experiment(setting=PLAIN, shape=(3, 4), sizes=job.sizes).cluster) == "4,2,2"
 
 
-def test_the_target_is_interpolated_between_evaluations():
+def test_target_is_interpolated_between_evaluations():
     cell = result_of(50.0, [(0, 0.0, 2.0), (4, 1.0, 1.0), (8, 2.0, 0.0)])
     assert cell.reached(0.5) == (6.0, 1.5)
     assert cell.reached(-1.0) is None
 
 
-def test_the_free_step_counts_steps_of_all_workers():
+def test_free_step_counts_steps_of_all_workers():
     assert PLAIN.free_step(16) == pytest.approx(0.06)
     assert SLOW.free_step(16) == pytest.approx(0.06 * 16 / 15.2)
 
 
-def test_only_exact_averaging_in_every_step_is_the_baseline():
+def test_baseline_is_the_fastest_exact_average_in_every_step():
     curve = [(0, 0.0, 1.0), (10, 1.0, 0.0)]
     rows = [
         Row("ring", "All-Reduce", [result_of(90.0, curve)], 0.5),
@@ -67,7 +67,7 @@ def test_only_exact_averaging_in_every_step_is_the_baseline():
     assert "| 5.00 |" in lines[4]
 
 
-def test_paced_contestants_let_the_slow_worker_take_one_step_to_five():
+def test_slow_worker_takes_one_step_per_five_of_others():
     listed = {c.name: c for c in contestants()}
     paced = listed["paced node-then-all 3"]
     assert paced.make(FOUR, PLAIN) is None
@@ -75,7 +75,7 @@ def test_paced_contestants_let_the_slow_worker_take_one_step_to_five():
     assert worker_steps == [5] * 6 + [1] + [5] * 9
 
 
-def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases():
+def test_every_contestant_with_phases_is_proved():
     from partreduce.verify import prove
 
     for contestant in contestants():
@@ -85,13 +85,13 @@ def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases
                 assert prove(schedule).verdict == "proved", contestant.name
 
 
-def test_the_segments_of_a_task_are_its_model():
+def test_segments_of_a_task_sum_to_the_model_size():
     for task, size in MODEL_BYTES.items():
         assert sum(SEGMENTS[task]) == size
 
 
 @pytest.mark.parametrize("task", ["digits", "ten layers"])
-def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
+def test_segments_of_a_task_match_the_runtime(task):
     import torch
 
     from benchmarks.lab.tasks import Clock, Samples, make_model
@@ -102,13 +102,13 @@ def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
     model = make_model(task, samples, Clock(), 0)
     flat = FlatModel(model, torch.optim.SGD(model.parameters()), BufferPolicy.AVERAGE, StatePolicy.LOCAL)
     sent = [4 * (one.stop - one.start) for one in segments_of(flat.buckets, model.parameters())]
-    assert sent == pytest.approx([size for size in SEGMENTS[task] if size], abs=256), "but for padding"
+    assert sent == pytest.approx([size for size in SEGMENTS[task] if size], abs=256), "except for padding"
 
 
-def test_cells_are_predicted_from_profiled_links_by_the_simulators_step_times():
+def test_prediction_uses_profiled_links_and_simulated_step_times():
     ring = next(c for c in contestants() if c.name == "flat ring").make(FOUR, PLAIN)
     hardware = Hardware(nic=Link(0.0, 8e-6 / PLAIN.megabits), model_bytes=MODEL_BYTES["digits"])
-    # All of the model goes when backward has come to the first layer, and a ring of 16 sends 15/8 of it.
+    # The whole model is sent when the backward pass reaches the first layer, and a ring of 16 sends 15/8 of it.
     ms = 1e3 * (PLAIN.compute + 15 / 8 * MODEL_BYTES["digits"] * 8e-6 / PLAIN.megabits)
     assert simulated_ms(PLAIN, ring, hardware, 4, "ring") == pytest.approx(ms)
     found = summarize([{"measured": ms * off, "predicted": ms} for off in (1.1, 1.3)])
@@ -116,7 +116,7 @@ def test_cells_are_predicted_from_profiled_links_by_the_simulators_step_times():
     assert summarize([]) is None
 
 
-def test_every_published_result_makes_its_tables_again():
+def test_every_published_result_reproduces_its_tables():
     keep_published = sorted((HOME / "benchmarks/results").glob("lab-*.json"))
     assert keep_published
     for path in keep_published:
@@ -125,7 +125,7 @@ def test_every_published_result_makes_its_tables_again():
         assert all(f"## {cell['setting']}" in text and cell["contestant"] in text for cell in content["cells"]), path
 
 
-def test_what_is_published_makes_the_page_of_all_that_was_measured():
+def test_published_results_produce_the_page_of_all_measurements():
     curve = [(0, 0.0, 2.302585), (4, 1.0 / 3, 1.0 / 7), (8, 2.0 / 3, 1e-5)]
     cell = replace(result_of(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16)
     everything = {
@@ -148,14 +148,14 @@ def test_what_is_published_makes_the_page_of_all_that_was_measured():
     ("words", "said"),
     [(["--settings", "5mbit"], "no setting '5mbit'"), (["--contestants", "DPP"], "no contestant 'DPP'")],
 )
-def test_a_setting_or_a_contestant_that_is_not_there_is_named(words, said, monkeypatch, capsys):
+def test_unknown_setting_or_contestant_is_named(words, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lab", *words])
     assert lab_main() == 2
     assert said in capsys.readouterr().err
 
 
-def test_rates_are_those_of_the_schedule_and_not_of_its_name(tmp_path, monkeypatch):
-    """A recommendation of yesterday under the same name says nothing of today's: it is rehearsed again."""
+def test_learning_rates_are_keyed_by_schedule_and_not_by_name(tmp_path, monkeypatch):
+    """A new recommendation under the name of an older one is rehearsed again."""
     monkeypatch.setattr("benchmarks.lab.campaign.RATES", tmp_path / "rates.json")
     cluster = Cluster.regular(1, 2)
     asked = Experiment(setting=PLAIN, shape=(1, 2), contestants=("node-then-all 3",))
@@ -174,33 +174,33 @@ RANDOM = {"random_factor": 6.0, "random_chance": 0.25}
 
 
 def lengths_of(lengths, num_workers, steps, seed=0):
-    """Seconds, shape (steps, num_workers), as each worker computes its own column."""
+    """Return seconds (steps, num_workers); each worker computes its own column."""
     ranks = range(num_workers)
     return np.array([[lengths.step_seconds(num_workers, rank, seed, step) for rank in ranks] for step in range(steps)])
 
 
-def test_so_many_workers_are_delayed_in_every_step_and_all_agree_who():
+def test_given_number_of_workers_is_delayed_in_every_step():
     seconds = lengths_of(Setting(compute=0.1, **DELAYED), 8, 200)
     assert (np.isclose(seconds, 0.6).sum(axis=1) == 2).all()
     assert np.isclose(seconds, 0.1).sum() == 6 * 200
-    assert (np.isclose(seconds, 0.6).mean(axis=0) > 0.1).all(), "drawn for each step: every worker has its turn"
+    assert (np.isclose(seconds, 0.6).mean(axis=0) > 0.1).all(), "drawn for each step: every worker is delayed in some"
 
 
-def test_shifting_delays_move_on_by_one_worker_from_step_to_step():
+def test_shifting_delays_move_by_one_worker_per_step():
     seconds = lengths_of(Setting(compute=0.1, **SHIFTING), 4, 8)
     assert np.allclose(seconds[0], [0.2, 0.3, 0.4, 0.5])
     assert all(np.allclose(seconds[step], np.roll(seconds[0], -step)) for step in range(8))
 
 
 @pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
-def test_mean_steps_are_those_of_many_steps(disturbance):
+def test_mean_step_time_matches_many_steps(disturbance):
     lengths = Setting(compute=0.1, slow=((1, 3.0),), **disturbance)
     found = np.mean([lengths_of(lengths, 4, 500, seed) for seed in range(4)], axis=(0, 1))
     assert found == pytest.approx(lengths.mean_seconds(4), rel=0.12)
 
 
 @pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
-def test_a_job_and_a_setting_keep_their_lengths_on_their_way_through_json(disturbance):
+def test_jobs_and_settings_round_trip_through_json(disturbance):
     setting = Setting(name="one", slow=((2, 5.0),), **disturbance)
     assert Setting.of_json(json.loads(json.dumps(asdict(setting)))) == setting
     fields = {"name": "", "folder": "", "how": "", "num_nodes": 1, "workers_per_node": 4, "address": "", "port": 0}
@@ -209,15 +209,15 @@ def test_a_job_and_a_setting_keep_their_lengths_on_their_way_through_json(distur
     assert job.setting.without_sleep() == Setting(name="one", compute=0.0)
 
 
-def test_two_disturbances_at_once_are_refused():
+def test_two_disturbances_at_once_are_rejected():
     with pytest.raises(ValueError, match="one at most"):
         Setting(**DELAYED, **SHIFTING).compute_times()
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
-    """Two cells of two workers through a process of the lab, without its network, which these need not."""
+def test_workers_sleep_for_their_step_times(tmp_path):
+    """Two cells of two workers in a process of the lab, without its network."""
     write_data("digits", tmp_path / "digits.npz")
     plain = Job(
         name="", folder="", how="alone", num_nodes=1, workers_per_node=2, address="", port=0, steps=6,
@@ -244,17 +244,15 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
         times = np.array([worker["times"] for worker in said])  # (workers, steps, 3)
         slept = (times[:, :, 1] - times[:, :, 0]).T
         assert (slept >= told - 1e-3).all(), name
-        # Others' processes may make steps longer, but hardly each of those of which no delay was asked.
+        # Other processes may lengthen steps, but hardly every step without a delay.
         assert slept[told < 0.1].min() < 0.15, name
-        assert (told >= 0.2).sum() == 6, "in each of these steps one of the two is held up"
+        assert (told >= 0.2).sum() == 6, "one of the two workers is delayed in each step"
 
 
 @pytest.mark.lab
 @pytest.mark.processes
-def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_and_leave_nothing_behind(
-    tmp_path, save_schedule, monkeypatch
-):
-    """One contestant has no known rate, and is rehearsed first."""
+def test_cells_run_over_shaped_links_and_leave_nothing_behind(tmp_path, save_schedule, monkeypatch):
+    """They end at their loss or at the time limit; one contestant has no known rate and is rehearsed first."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     from benchmarks.lab.crew import standing
@@ -289,7 +287,7 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
     assert found.nic_mb == pytest.approx(1.5 * 2.192, rel=0.1)
     assert found.step_ms > 1000 * 1.5 * 2.192e6 / 25e6
     (cell,) = reached.cells
-    assert cell.measured.reached(1.5), "four steps were too few, so it took more"
+    assert cell.measured.reached(1.5), "four steps were too few, and the cell continued"
     assert cell.measured.steps[0] > 4
     (cell,) = cut.cells
     assert cell.measured.ended == "time"

@@ -1,4 +1,4 @@
-"""The papers' tables: rows that mean something, files that merge, and one truth in JSON and on the pages."""
+"""The tables of the papers: valid rows, merged files, and the same numbers in JSON and on the pages."""
 
 import random
 import subprocess
@@ -50,7 +50,7 @@ def random_row(rng):
     )  # fmt: skip
 
 
-def test_the_page_and_all_tables_say_what_the_files_say():
+def test_page_and_tables_match_the_result_files():
     assert page.PAGE.read_text().split(page.BEGIN)[1].strip() == page.page(results()).strip()
     for paper in PAPERS:
         written = (rows.RESULTS / f"{paper.name}.md").read_text()
@@ -58,7 +58,7 @@ def test_the_page_and_all_tables_say_what_the_files_say():
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-def test_what_is_kept_is_short_and_holds_the_headlines(paper):
+def test_result_files_are_short_and_hold_the_headlines(paper):
     found = rows.read(paper.name)
     keys = [kept.key for kept in found.rows]
     assert len(set(keys)) == len(keys)
@@ -79,12 +79,12 @@ def test_what_is_kept_is_short_and_holds_the_headlines(paper):
         ({"measured": float("nan")}, "nan"),
     ],
 )
-def test_a_row_that_says_something_impossible_is_refused(wrong, words):
+def test_invalid_row_is_rejected(wrong, words):
     with pytest.raises(ValueError, match=words):
         row(**wrong)
 
 
-def test_rows_survive_their_file_and_a_merge_replaces_what_was_run_again_alone():
+def test_rows_round_trip_and_a_merge_replaces_only_repeated_rows():
     rng = random.Random(3)
     for _ in range(200):
         older, newer = (
@@ -102,18 +102,18 @@ def test_rows_survive_their_file_and_a_merge_replaces_what_was_run_again_alone()
         assert found == stay | {kept.key: kept for kept in newer.rows}
         assert merged.merged(newer).rows == merged.rows
         figures = [kept.figure for kept in merged.rows]
-        assert figures == sorted(figures, key=figures.index), "the rows of a figure stand together"
+        assert figures == sorted(figures, key=figures.index), "the rows of a figure are adjacent"
         assert "new" in merged.notes
 
 
-def test_a_run_that_measured_nothing_leaves_the_file_as_it_is(tmp_path):
+def test_run_without_measurements_keeps_the_file(tmp_path):
     rows.add(Results(paper="p", commit="one", rows=(row(),), notes=("went well",)), tmp_path)
     before = (tmp_path / "p.json").read_text()
     assert rows.add(Results(paper="p", commit="two", notes=("72 cells were left out",)), tmp_path).commit == "one"
     assert (tmp_path / "p.json").read_text() == before
 
 
-def test_the_ends_of_a_ratio_are_those_of_any_two_runs():
+def test_range_of_a_ratio_covers_all_pairs_of_runs():
     theirs, ours = [30.0, 33.0, 36.0], [10.0, 11.0, 15.0]
     made = ratio(theirs, ours, figure="f", setting="s")
     pairs = [a / b for a in theirs for b in ours]
@@ -121,7 +121,7 @@ def test_the_ends_of_a_ratio_are_those_of_any_two_runs():
     assert value(ours, figure="f", setting="s").measured == 11.0
 
 
-def test_pragues_rows_come_from_the_kept_cells():
+def test_prague_rows_match_the_stored_cells():
     found = {kept.key: kept for kept in figures.read_stored(PAPER["prague"]).rows}
     recommendation = found["Over All-Reduce, all workers equal", "planner's recommendation, 40 Mbit/s"]
     assert recommendation.measured == pytest.approx(39.08 / 8.61, rel=1e-3)
@@ -129,7 +129,7 @@ def test_pragues_rows_come_from_the_kept_cells():
     assert slow.measured == pytest.approx(2.05, abs=0.01)
 
 
-def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
+def test_seconds_to_a_loss_are_steps_times_step_time():
     step, steps, shape = pipe_sgd.STEP, pipe_sgd.STEPS, "digits, 4x1"
     made = (
         row(step, f"{shape}, 200 Mbit/s: D-Sync", 200.0, low=190.0, high=220.0, runs=3, unit="milliseconds"),
@@ -140,28 +140,28 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
         row(steps, f"{shape}: Pipe", 60.0, high=70.0, runs=3, unit="steps"),
     )
     found = {kept.key: kept for kept in pipe_sgd.derive(Results(paper="pipe-sgd", rows=made))}
-    alike = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: D-Sync, layer by layer"]
-    assert (alike.measured, alike.runs, alike.derived) == (3.0, 1, True), "the same mathematics takes the same steps"
+    same = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: D-Sync, layer by layer"]
+    assert (same.measured, same.runs, same.derived) == (3.0, 1, True), "the same mathematics takes the same steps"
     late = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: Pipe"]
     assert (late.measured, late.low, late.high, late.runs) == (3.0, 2.4, 3.5, 2)
     gain = found[pipe_sgd.LOSS_D, f"{shape}, 200 Mbit/s: Pipe"]
     assert (gain.measured, gain.low, gain.high) == (2.0, pytest.approx(28 * 0.19 / 3.5), pytest.approx(33 * 0.22 / 2.4))
-    assert not any("40 Mbit/s" in kept.setting for kept in found.values()), "its steps to the loss are unknown"
+    assert not any("40 Mbit/s" in kept.setting for kept in found.values()), "the steps to the loss are unknown there"
 
 
-def hops_cells(**runs):
-    """Cells of the SVM by (kind, contestant): milliseconds per step and steps to the loss, of each run."""
+def hop_cells(**runs):
+    """Return cells of the SVM from (milliseconds per step, steps to the loss) of each run, by kind and contestant."""
     contents = []
     settings = {made.setting.name: made.setting for made in figures.experiments_of("hop")}
     for name, kind in ((EQUAL, "equal"), (RANDOM, "random"), (SLOW, "slow")):
         setting, found = settings[name], runs.get(kind, {})
-        in_two = (list(found)[:1], list(found)[1:])  # experiments in one setting
-        contents += [experiment_of(setting, {name: found[name] for name in names}) for names in in_two]
+        halves = (list(found)[:1], list(found)[1:])  # experiments in one setting
+        contents += [experiment_of(setting, {name: found[name] for name in names}) for names in halves]
     return Cells(contents)
 
 
 def experiment_of(setting, found):
-    """The content of one experiment that ran these."""
+    """Return the content of one experiment with these runs."""
     listed = [
         {
             "setting": setting.name, "contestant": name,
@@ -178,9 +178,9 @@ def experiment_of(setting, found):
     return {"head": {"commit": "abc"}, "settings": [asdict(setting)], "cells": listed, "measure": measure}
 
 
-def test_hops_rows_say_what_its_cells_say(tmp_path):
+def test_hop_rows_match_its_cells(tmp_path):
     standard, backup, skip = (hop_name("ring-based", gap) for gap in ("standard", "backup 1", "backup 1, skip 10"))
-    found = hops_cells(
+    found = hop_cells(
         equal={standard: [(200.0, 30)], "flat ring": [(200.0, 30)], "BSP server": [(400.0, 30)]},
         random={
             standard: [(400.0, 30), (440.0, 30), (480.0, 30)],
@@ -193,7 +193,7 @@ def test_hops_rows_say_what_its_cells_say(tmp_path):
     gain = made["Figures 16 and 17", "svm: ring-based, backup 1"]
     assert (gain.measured, gain.low, gain.high, gain.runs) == (1.6, pytest.approx(400 / 300), pytest.approx(1.92), 3)
     assert gain.paper == 1.81
-    assert 1.3 < gain.predicted < 1.7, "what the same lengths of steps allow where only computing takes time"
+    assert 1.3 < gain.predicted < 1.7, "the bound if only computation takes time"
     assert made["Figure 15", "svm: ring-based, backup 1"].measured == pytest.approx(1.1)
     assert made["Figures 14 and 17", "svm: ring-based, backup 1"].measured == pytest.approx(30 * 440 / (36 * 275))
     assert made["Figure 12", "svm: All-Reduce"].measured == 4.0
@@ -202,12 +202,12 @@ def test_hops_rows_say_what_its_cells_say(tmp_path):
     held = made["Figure 18", "svm: ring-based, backup 1, skip 10"]
     assert (held.measured, held.paper) == (pytest.approx(1.1), 1.1)
     assert held.predicted == pytest.approx(1.0, abs=0.02)
-    assert made["Figure 18", "svm: ring-based, standard"].predicted == pytest.approx(4.0), "behind the first third"
+    assert made["Figure 18", "svm: ring-based, standard"].predicted == pytest.approx(4.0), "after the first third"
     faster = made["Figure 19", "svm: ring-based, backup 1, skip 10"]
     assert (faster.measured, faster.paper) == (pytest.approx(780 * 30 / (220 * 45)), 2.0)
     assert ("Figure 12", "svm: ring-based, backup 1") not in made, "Figure 12 compares graphs"
     results = figures.results(PAPER["hop"], found)
-    assert len({curve.plot for curve in results.curves}) == 2, "where some are slow"
+    assert len({curve.plot for curve in results.curves}) == 2, "one plot per setting with slow workers"
     one = replace(results, curves=results.curves[:1])
     assert {path.name for path in page.draw(one, tmp_path)} == {
         "hop-milliseconds-per-step.png",
@@ -218,7 +218,7 @@ def test_hops_rows_say_what_its_cells_say(tmp_path):
 
 
 def docstrings(count=256):
-    """Docstrings of 1 to 200 words, whose label says how long they are."""
+    """Return docstrings of 1 to 200 words, labeled by their length."""
     rng = np.random.default_rng(0)
     words = np.zeros((count, MOST), dtype=np.int32)
     lengths = rng.integers(1, 201, count)
@@ -227,7 +227,7 @@ def docstrings(count=256):
     return Samples(torch.from_numpy(words), torch.from_numpy((lengths > 100).astype(np.int64)))
 
 
-def test_a_batch_of_docstrings_is_as_long_as_its_longest():
+def test_batch_cost_is_that_of_its_longest_docstring():
     samples = docstrings()
     job = Job(num_nodes=1, workers_per_node=2, setting=Setting(task="docstrings"))
     batches = Batches(job, 1, samples)
@@ -243,7 +243,7 @@ def test_a_batch_of_docstrings_is_as_long_as_its_longest():
     assert [share for _, share in drawn[:5]] == [again.draw()[1] for _ in range(5)]
 
 
-def test_every_experiment_names_contestants_of_the_lab():
+def test_every_experiment_uses_known_contestants():
     known = {contestant.name for contestant in contestants()}
     for paper in figures.EXPERIMENTS:
         wanted = [(e.setting.name, e.rate, name) for e in figures.experiments_of(paper) for name in e.contestants]
@@ -253,7 +253,7 @@ def test_every_experiment_names_contestants_of_the_lab():
         assert all(figures.matches(where, patterns) for where, *_ in wanted), "every setting makes rows"
 
 
-def test_the_list_names_all_papers_without_root():
+def test_list_of_papers_needs_no_root():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.papers", "--list"],
         capture_output=True,
@@ -267,7 +267,7 @@ def test_the_list_names_all_papers_without_root():
 
 @pytest.mark.lab
 @pytest.mark.processes
-def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
+def test_paper_runs_in_the_lab_and_produces_rows(tmp_path, monkeypatch):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     monkeypatch.setattr(campaign, "RAW", tmp_path)
@@ -282,7 +282,7 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     assert [block.contestant for block in found.blocks()[tiny.name]] == ["flat ring"]
     (skipped,) = found.blocks()[slow.name]
     assert (skipped.contestant, skipped.learning_rate) == (skipping, 0.02)
-    assert [at >= 12 for at in skipped.cells[0].steps] == [True] * 4, "also the one that could not take them all"
+    assert [at >= 12 for at in skipped.cells[0].steps] == [True] * 4, "also the worker that skipped some"
     assert skipped.cells[0].curve[-1][0] > 4
     assert not found.notes
     made = list(figures.rows("pipe-sgd", found))
