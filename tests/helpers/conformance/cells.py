@@ -92,7 +92,7 @@ class Cell:
 
 
 class Turns:
-    """Lets workers take their steps in turn: 0, 1, 2, 0, …; workers that stand aside are skipped."""
+    """Lets workers take their steps in turn: 0, 1, 2, 0, …; passive workers are skipped."""
 
     def __init__(self, workers):
         self.changed, self.now, self.aside = threading.Condition(), 0, set()
@@ -105,7 +105,7 @@ class Turns:
             self.depart(rank)
         else:
             with self.changed:
-                assert self.changed.wait_for(lambda: self.now == rank, WAIT), "its turn did not come"
+                assert self.changed.wait_for(lambda: self.now == rank, WAIT), "timed out waiting for its turn"
 
     def leave(self, rank, mode):
         if mode == TOGETHER:
@@ -120,7 +120,7 @@ class Turns:
 
     @contextlib.contextmanager
     def of(self, rank, mode=None):
-        """Inside it is this worker's turn, or that of all together."""
+        """Context manager: wait for the turn of this worker, or of all workers together."""
         self.enter(rank, mode)
         try:
             yield

@@ -192,7 +192,7 @@ def coded_groups(seed):
     while True:
         n, strategy = _groups(rng)
         if (n > 2 and not codec.has_blocks) or strategy.averages_gradients:
-            continue  # of 16 bits a ring of more adds in no one order
+            continue  # a 16-bit ring of more than two workers has no fixed order of additions
         if strategy.kind == "static":
             phases = list(strategy.phases.phases)
             phases.insert(rng.randint(0, len(phases)), st.Phase.from_groups(n, [range(n)]))
@@ -354,10 +354,10 @@ def pipelines(seed):
         inner = rng.choice(["sgd", "momentum", "nesterov"])
     case = _draw_loop(rng, seed, n, st.AllReduce(sync=sync, transport=transport), rounds=rounds, clip=clip, inner=inner)
     case = replace(case, cluster=Cluster.regular(nodes, n // nodes))
-    if clip == "mean":  # all clip, also who skips and who has no data left
+    if clip == "mean":  # all workers clip, also those that skip or have no data left
         case = replace(case, skips=frozenset(), batches=(rounds,) * n)
     if case.is_uneven:
-        case = replace(case, decay=1.0)  # a step of all needs the same rate on all
+        case = replace(case, decay=1.0)  # a common step needs the same learning rate on all workers
     cells = [(rank, step) for rank in range(n) for step in range(0 if layers else case.batches[rank])]
     case = replace(case, absent=frozenset(cell for cell in cells if rng.random() < 0.4))
     return _draw_checkpoint(rng, case)

@@ -823,7 +823,7 @@ def compiled_step(cell):
         graphs.append(graph)
         return graph.forward
 
-    if cell.world is not None:  # before all have met: no worker compiles yet
+    if cell.world is not None:  # before the first barrier: no worker compiles yet
         torch.compiler.reset()
         whole = torch.compile(whole, backend=note_graph)
     optimizer = cell.wrap(sgd(model), model)

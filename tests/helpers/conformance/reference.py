@@ -95,7 +95,7 @@ class PlainOptimizer:
             for p, part in zip(self.parameters, vector.split([p.numel() for p in self.parameters]), strict=True):
                 p.copy_(part.view(p.shape))
 
-    # What a training loop calls
+    # Methods that a training loop calls
 
     @property
     def param_groups(self):
@@ -164,7 +164,7 @@ class PlainOptimizer:
         for p, gradient in zip(self.parameters, gradients, strict=True):
             p.grad = gradient
 
-    def apply_what_is_late(self):
+    def apply_late_gradients(self):
         is_dropped = self.kind.lag and self.strategy.sync.drain is st.DrainPolicy.DROP
         for gradients in [] if is_dropped else self.late:
             self.set_gradients(gradients)
@@ -210,12 +210,12 @@ class PlainOptimizer:
         rounds = max(-(-count // self.kind.steps_of(rank)) for rank, count in enumerate(batches))
         while self.steps < rounds * self.steps_per_round and not self.kind.in_turn:
             if self.kind.free == "dynamic_groups":
-                self.follow(at_end=False)  # it leaves the generator before it looks whether there is another round
+                self.follow(at_end=False)  # the runtime does so before it checks for another round
             if self.kind.gradients:
                 self.skip()
             else:
                 self.step(apply=False)
-        self.apply_what_is_late()
+        self.apply_late_gradients()
 
     def to_mean(self):
         self.settle()
@@ -230,7 +230,7 @@ class PlainOptimizer:
         self.put(own)
 
     def finish(self):
-        self.apply_what_is_late()
+        self.apply_late_gradients()
         self.to_mean()
 
     def state_dict(self):
@@ -252,7 +252,7 @@ class PlainOptimizer:
             for one, its in zip(self.outer, momenta, strict=True):
                 one.load_state_dict(its)
 
-    # What a kind does
+    # Methods of the kinds
 
     def take_outer_params(self, vectors):
         self.outer_params = [torch.nn.Parameter(vector) for vector in vectors]

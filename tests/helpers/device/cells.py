@@ -201,7 +201,7 @@ def train(cell, world, prepared, *, finish=True, local=0):
             taken += 1
         waits = device.host_waits - waits
         if local:
-            optimizer.engine.guard.detach()  # which refuses steps of the plain optimizer
+            optimizer.engine.guard.detach()  # the guard rejects steps of the plain optimizer
         for inputs, targets in batches[steps : steps + local]:
             step(model, optimizer.optimizer, inputs, targets)
         if finish:
@@ -328,7 +328,7 @@ def run_cell(
     for result in results:
         if isinstance(result, Exception):
             raise result
-    assert not seconds or any(delayed), f"{cell.name}: nothing is late at {place}, so this run shows nothing"
+    assert not seconds or any(delayed), f"{cell.name}: nothing is late at {place}, so this run is no evidence"
     return results
 
 

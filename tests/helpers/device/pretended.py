@@ -255,7 +255,7 @@ class PretendedDevice:
         Views, and operations on the host's arrays, run at once; all others are queued in the current stream.
         """
         tensors = list(_tensors_in((args, kwargs)))
-        # What is indexed says where: a list of places becomes a new array, as a number becomes one.
+        # The indexed array decides the device: a list of indices or a number becomes a new array there.
         stored = [tensor for tensor in (tensors[:1] if func in _INDEXING else tensors) if _has_memory(tensor)]
         if any(map(self.is_host, stored)) and all(self.is_host(one) or self._is_number(one) for one in stored):
             result = func(*args, **kwargs)
@@ -294,7 +294,7 @@ class PretendedDevice:
         if not _has_memory(shape):
             return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=shape.device)
         while not self.current.freed.empty():
-            self.current.submit(partial(self.current.freed.get().fill_, 255))  # which no number has
+            self.current.submit(partial(self.current.freed.get().fill_, 255))  # NaN in every float dtype
         memory = np.empty(max(1, _extent(shape) * shape.element_size()), dtype=np.uint8)
         lent, address, stream = memory.view(), memory.ctypes.data, self.current
         self._memory[address] = torch.from_numpy(memory)
@@ -466,7 +466,7 @@ class _Reads(TorchFunctionMode):
         if func is torch.Tensor.backward:
             return self._backward(args[0], **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        # Who writes "cpu" means the host; code that follows an array's device has it as an object.
+        # The string "cpu" means the host; code that copies the device of an array passes an object.
         if func in _device_constructors() and isinstance((kwargs or {}).get("device"), (str, type(None))):
             self.pretended.note_host(result)
         return result

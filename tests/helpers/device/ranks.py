@@ -29,7 +29,7 @@ JOIN_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in each rank's `at`-th payload (that of round `at`) and in the tag that follows it.
+    """A fault in the `at`-th payload of each rank (that of round `at`) and in the tag that follows it.
 
     `wrong tag`: a member runs another operation. `NaN payload`: the same, and the sum is not a number. `never
     complete`: the operation never ends on the device. `partial sum`: an abort in the middle; the end of the array is
@@ -151,11 +151,11 @@ class SimulatedBackend:
         return self._collective([target, source], options, collect)
 
     def send(self, tensors, to, _tag):
-        assert self._coalesced is not None, "two workers' orders may wait in a circle"
+        assert self._coalesced is not None, "messages in different orders may deadlock"
         self._coalesced.append(((self.place, to), tensors[0]))
 
     def recv(self, tensors, source, _tag):
-        assert self._coalesced is not None, "as above"
+        assert self._coalesced is not None, "messages in different orders may deadlock"
         self._coalesced.append(((source, self.place), tensors[0]))
 
     def _start_coalescing(self):
@@ -182,7 +182,7 @@ class SimulatedBackend:
 
     def _sum(self, tensors, hit, *, is_tag):
         if is_tag and hit in ("partial sum", "never complete"):
-            return  # a communicator does one thing after another: after an abort it does nothing
+            return  # after an abort a communicator does nothing
         if hit == "never complete" and not is_tag:
             self.device.stall(self.gone)
             return

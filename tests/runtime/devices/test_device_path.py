@@ -69,11 +69,6 @@ def test_hierarchical_stages_in_a_stream_match_gloo(name):
     )  # buffers are not coded, and Gloo adds them in another order
 
 
-def test_missing_wait_for_the_last_stage_is_detected(monkeypatch):
-    monkeypatch.setattr(_PretendedStreams, "follow", lambda *_: None)
-    assert shows_by_delay(compare, BY_NAME["static, hierarchical"], place="sum")
-
-
 @pytest.mark.parametrize("launch", Launch)
 def test_memory_of_a_running_collective_is_held_by_its_own_stream(launch):
     """Since torch 2.8 only an operation in its own stream holds its arrays until the wait for it."""
@@ -160,15 +155,18 @@ def test_nccl_groups_report_errors_and_are_aborted_together(monkeypatch):
     assert ours.abandoned
 
 
-@pytest.mark.parametrize("name", ["static, late", "neighbor, late"])
-def test_missing_wait_for_bucket_copies_is_detected(monkeypatch, name):
-    monkeypatch.setattr(Reducer, "_fills_first", lambda _: None)
-    assert shows_by_delay(compare, BY_NAME[name], place="fill")
-
-
-def test_missing_wait_for_host_copies_is_detected(monkeypatch):
-    monkeypatch.setattr(updates, "await_mark", lambda _: None)
-    assert shows_by_delay(compare, BY_NAME["neighbor, gap"], place="fill")
+@pytest.mark.parametrize(
+    ("owner", "wait", "name", "place"),
+    [
+        (_PretendedStreams, "follow", "static, hierarchical", "sum"),
+        (Reducer, "_fills_first", "static, late", "fill"),
+        (Reducer, "_fills_first", "neighbor, late", "fill"),
+        (updates, "await_mark", "neighbor, gap", "fill"),
+    ],
+)
+def test_missing_wait_is_detected(monkeypatch, owner, wait, name, place):
+    monkeypatch.setattr(owner, wait, lambda *_: None)
+    assert shows_by_delay(compare, BY_NAME[name], place=place)
 
 
 def test_missing_stream_join_after_a_commit_is_detected(monkeypatch):

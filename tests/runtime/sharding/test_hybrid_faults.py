@@ -55,23 +55,22 @@ def one_line(ranks, act, case=CASE):
     return all_gather_json(ranks, run)
 
 
-@pytest.mark.parametrize("cluster", ["2x2", CROSSED], ids=str)
-def test_index_out_of_range_on_one_worker_stops_all_workers(ranks, cluster):
+@pytest.mark.parametrize(
+    ("case", "wrong_rank", "offset", "index"),
+    [
+        (CASE, 2, WORDS, "index "),
+        (replace(CASE, cluster=CROSSED), 2, WORDS, "index "),
+        (replace(CASE, way=Placement.GATHER), 1, -WORDS, "index -"),
+    ],
+    ids=["2x2", str(CROSSED), "gathered"],
+)
+def test_index_out_of_range_on_one_worker_stops_all_workers(ranks, case, wrong_rank, offset, index):
     def act(model, optimizer, rank, data):
-        words = data[0] + (WORDS if rank == 2 else 0)
-        step(model, optimizer, words, *data[1:])
+        step(model, optimizer, data[0] + (offset if rank == wrong_rank else 0), *data[1:])
 
-    line = one_line(ranks, act, replace(CASE, cluster=cluster))
-    assert line.startswith("InputError: worker 2: parameter 'words.weight': index ")
+    line = one_line(ranks, act, case)
+    assert line.startswith(f"InputError: worker {wrong_rank}: parameter 'words.weight': {index}")
     assert line.endswith(f"is out of range; its rows are 0..{WORDS - 1}")
-
-
-def test_gathered_table_reports_an_index_out_of_range_on_all_workers(ranks):
-    def act(model, optimizer, rank, data):
-        step(model, optimizer, data[0] - (WORDS if rank == 1 else 0), *data[1:])
-
-    line = one_line(ranks, act, replace(CASE, way=Placement.GATHER))
-    assert line.startswith("InputError: worker 1: parameter 'words.weight': index -")
 
 
 @pytest.mark.parametrize(
