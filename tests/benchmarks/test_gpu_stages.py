@@ -18,7 +18,7 @@ CELLS = [SimpleNamespace(name=f"cell {number}") for number in range(5)]
 PLACES = ("", "fill")
 
 
-def gap(cell, _kind, *, place, seconds):
+def fake_difference(cell, _kind, *, place, seconds):
     """Two of five cells are wrong."""
     assert (seconds > 0) == (place != "")
     if cell.name == "cell 1":
@@ -28,10 +28,10 @@ def gap(cell, _kind, *, place, seconds):
 
 def test_comparison_covers_all_places_and_names_failing_cells():
     good = [cell for cell in CELLS if cell.name not in ("cell 1", "cell 3")]
-    found = _compare_all(good, PLACES, gap, lambda _: 0.0)
+    found = _compare_all(good, PLACES, fake_difference, lambda _: 0.0)
     assert found == {"cells": 6, "largest relative difference": 0.0}
     with pytest.raises(AssertionError) as problem:
-        _compare_all(CELLS, PLACES, gap, lambda _: 0.0)
+        _compare_all(CELLS, PLACES, fake_difference, lambda _: 0.0)
     text = str(problem.value)
     assert text.startswith("3 of 10: "), text
     assert "cell 1: ValueError: too late" in text

@@ -54,7 +54,7 @@ def bytes_sent(ranks, schedule, rows_of):
     return [sum(rows[rank] for rank in cluster.workers_of(node)) for node in range(cluster.num_nodes)]
 
 
-def looked_up(ranks, schedule, asked):
+def lookup_bytes(ranks, schedule, lookups):
     """Return the bytes that every worker sends to other nodes, one step for each lookup; check the rows they get."""
     (route,) = schedule.routes.tables
     values = torch.arange(route.rows * COLUMNS, dtype=torch.float32).view(-1, COLUMNS)
@@ -65,7 +65,7 @@ def looked_up(ranks, schedule, asked):
             torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, world=world
         )
         tables, found = optimizer.run.tables, []
-        for rows_of in asked:
+        for rows_of in lookups:
             before, rows = tables.bytes_across, rows_of(world.rank)
             looked = model[0](rows)
             assert torch.equal(looked, values[rows])
@@ -85,7 +85,9 @@ def test_later_steps_send_indices_in_space_reserved_by_the_calls(ranks):
     separate, filled, too_many = (3 * (calls + count * rows) for count in (12, 16, 24))
     in_space = 3 * 3 * room
     schedule = schedule_of("4x1", Placement.SHARDED, rows=2 * ROWS)
-    found = looked_up(ranks, schedule, [lambda _, count=count: torch.arange(4 * count) for count in (12, 12, 16, 24)])
+    found = lookup_bytes(
+        ranks, schedule, [lambda _, count=count: torch.arange(4 * count) for count in (12, 12, 16, 24)]
+    )
     steps = [separate, separate - 3 * 12 * 4 + in_space, filled - 3 * 16 * 4 + in_space, too_many + in_space]
     assert found == [steps] * 4
 
@@ -94,8 +96,8 @@ def test_later_steps_send_indices_in_space_reserved_by_the_calls(ranks):
 def test_reserved_space_follows_the_number_of_rows(ranks, cluster, others, call):
     """From the third step on, the space is for as many indices, less than four times as many, or none above a limit."""
     counts = [300, 12, 100, 3, 17, 257, 256]
-    asked = [lambda _, count=count: torch.arange(4 * count) for count in counts for _ in range(3)]
-    found = looked_up(ranks, schedule_of(cluster, Placement.SHARDED, rows=1200), asked)
+    lookups = [lambda _, count=count: torch.arange(4 * count) for count in counts for _ in range(3)]
+    found = lookup_bytes(ranks, schedule_of(cluster, Placement.SHARDED, rows=1200), lookups)
     assert found == [found[0]] * 4
     for count, sent in zip(counts, found[0][2::3], strict=True):
         more = sent / others - 3 * call - count * (2 * 4 * COLUMNS + 4)  # to each of the others, besides rows
@@ -110,7 +112,7 @@ def test_lookups_of_any_size_return_their_rows(ranks, cluster):
     rows = [
         [torch.tensor(rng.permutation(160)[: rng.choice([0, 1, 16, 70, 160])]) for _ in range(4)] for _ in range(12)
     ]
-    looked_up(
+    lookup_bytes(
         ranks, schedule_of(cluster, Placement.SHARDED, rows=160), [lambda rank, all_=all_: all_[rank] for all_ in rows]
     )
 

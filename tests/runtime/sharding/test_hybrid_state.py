@@ -150,25 +150,25 @@ def test_only_the_state_dict_of_worker_0_can_be_loaded(ranks):
 
 def test_state_dict_after_finish_waits_for_a_late_worker(ranks, monkeypatch):
     """As when worker 0 evaluates first; the others took it for a finished worker after 0.2 seconds."""
-    looked, gone = threading.Event(), Heartbeat.failure_reason
+    checked, failure_reason = threading.Event(), Heartbeat.failure_reason
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
 
-    def watch_gone(heartbeat, *given):
-        said = gone(heartbeat, *given)
+    def watch_failures(heartbeat, *given):
+        reason = failure_reason(heartbeat, *given)
         if ended.is_set():
-            looked.set()
-        return said
+            checked.set()
+        return reason
 
     ended = threading.Event()
-    monkeypatch.setattr(Heartbeat, "failure_reason", watch_gone)
+    monkeypatch.setattr(Heartbeat, "failure_reason", watch_failures)
 
     def run(world):
         model, optimizer = start(CASES["adam"], world)
         optimizer.finish()
         if world.rank == 0:
             ended.set()
-            assert looked.wait(60), "another worker checks whether worker 0 is alive"
+            assert checked.wait(60), "another worker checks whether worker 0 is alive"
         return model.state_dict()["words.weight"].is_meta
 
     assert ranks.run(4, run) == [False, True, True, True]

@@ -66,16 +66,16 @@ def test_all_other_workers_report_a_missing_worker(ranks):
 
 
 def test_missing_workers_share_one_deadline(ranks):
-    has_said = threading.Event()
+    has_raised = threading.Event()
 
     def act(world):
         if world.rank in (1, 2):
             return ""
-        assert world.rank or has_said.wait(60)
+        assert world.rank or has_raised.wait(60)
         try:
             return gather_texts(world, "one deadline", "mine", timeout=0.5)
         finally:
-            has_said.set()
+            has_raised.set()
 
     said = results_of(ranks, act)
     assert said == ["parallelize: workers 1, 2 said nothing within 0.5 s", "", "", ["mine"]]
