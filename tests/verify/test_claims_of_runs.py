@@ -59,7 +59,7 @@ def is_due(name, raw, listed, matrices):
 
 
 @pytest.mark.parametrize("schedules", [60, pytest.param(360, marks=pytest.mark.slow)])
-def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser(schedules):
+def test_claims_of_random_schedules_match_simulated_runs_exactly(schedules):
     draw = random.Random(3)
     proved: dict[str, int] = {}
     for number in range(schedules):
@@ -97,7 +97,7 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser(sched
     assert min(proved[name] for name in ("equal-replicas", "codec-error", "memory")) > schedules / 6
 
 
-def test_of_a_weighted_graph_operations_in_flight_are_counted_once_and_the_bytes_that_leave_for_each_neighbor():
+def test_graph_sent_bytes_count_each_neighbor_but_in_flight_once():
     """A star: its center sends the model to 3 neighbors in one exchange."""
     star = [(0, leaf, Fraction(1, 4)) for leaf in (1, 2, 3)] + [(leaf, 0, Fraction(1, 4)) for leaf in (1, 2, 3)]
     claim = prove(graph(4, star))["sent-bytes"]
@@ -106,7 +106,7 @@ def test_of_a_weighted_graph_operations_in_flight_are_counted_once_and_the_bytes
     assert "on their way" not in claim.explanation
 
 
-def test_what_a_node_sends_is_what_is_priced_where_ranks_go_from_node_to_node():
+def test_sent_bytes_match_the_priced_bytes():
     """`docs/metrics.md` says that the bytes of real runs are the priced ones."""
     draw, seen = random.Random("sent bytes"), 0
     while seen < 25:
@@ -120,7 +120,7 @@ def test_what_a_node_sends_is_what_is_priced_where_ranks_go_from_node_to_node():
 
 
 @pytest.mark.parametrize("name", ["prague-figure-10", "hyper-cuboid", "node-then-all", "one-peer-exponential"])
-def test_memory_counts_what_the_runtime_makes(name):
+def test_memory_counts_the_groups_of_the_runtime(name):
     schedule = build(name, Cluster.parse("4x4"))
     entry = prove(schedule)["memory"].numbers
     made = [member_sets(schedule, rank) for rank in range(16)]
@@ -132,7 +132,7 @@ def test_memory_counts_what_the_runtime_makes(name):
 
 
 @pytest.mark.parametrize("steps_per_round", [1, (2, 1, 3, 1)])
-def test_data_dealt_by_steps_per_round_end_where_the_claim_says(steps_per_round):
+def test_sampler_ends_in_the_claimed_round(steps_per_round):
     schedule = Schedule("a", Cluster.regular(2, 2), AllReduce(steps_per_round=steps_per_round))
     steps = prove(schedule)["end"].numbers["steps"]
     for size in (steps, 5 * steps + 1, 10 * steps - 1):
@@ -143,7 +143,7 @@ def test_data_dealt_by_steps_per_round_end_where_the_claim_says(steps_per_round)
         }
 
 
-def test_too_many_workers_are_not_proved_and_quick():
+def test_run_claims_of_too_many_workers_are_not_proved():
     n = 100_000
     proof = prove(explicit(n, [range(0, n, 2), range(1, n, 2)], [range(i, i + 2) for i in range(0, n, 2)]))
     assert proof["staleness"].status is Status.NOT_PROVED
@@ -157,7 +157,7 @@ def speaks(claim):
 
 
 @pytest.mark.parametrize("make", [random_groups, random_rule, random_graph])
-def test_claims_of_runs_and_their_words_are_what_a_run_of_a_small_schedule_shows(make):
+def test_claims_of_small_schedules_match_simulated_runs(make):
     seen = set()
     for seed in filter(lambda seed: seed % 7, range(105)):
         late = {"sync": DelayedAveraging()} if make is random_groups and seed % 4 == 0 else {}
@@ -188,7 +188,7 @@ def test_claims_of_runs_and_their_words_are_what_a_run_of_a_small_schedule_shows
 
 
 @pytest.mark.parametrize("name", ["staleness", "end"])
-def test_claims_that_would_take_too_long_are_not_proved(monkeypatch, name):
+def test_too_expensive_run_claims_are_not_proved(monkeypatch, name):
     schedule = graph(6, shift(6, Fraction(1, 3)))
     monkeypatch.setattr(facts_module, "MAX_WORK", 5)
     claim = claims_of_runs(schedule)[name]
@@ -205,7 +205,7 @@ def claim_of(schedule, name):
 @pytest.mark.parametrize(
     "absolute", [Fraction(1, 2**150), Fraction(3, 2**150), Fraction(1), Fraction(65), Fraction(64)]
 )
-def test_bounds_are_rounded_up_to_simple_numbers(absolute):
+def test_codec_bounds_are_rounded_up(absolute):
     found = FollowedSum()
     found.relative, found.absolute = Fraction(1, 3), absolute
     relative, power = map(Fraction, rounded_up(found))
@@ -216,7 +216,7 @@ def test_bounds_are_rounded_up_to_simple_numbers(absolute):
     assert (power.numerator & (power.numerator - 1), power.denominator & (power.denominator - 1)) == (0, 0)
 
 
-def test_replicas_are_equal_after_plain_rounds_of_all_in_synchronous_and_no_others():
+def test_equal_replicas_needs_plain_synchronous_global_rounds():
     def rounds(schedule):
         claim = claim_of(schedule, "equal-replicas")
         return None if claim is None else claim.numbers["rounds"]
@@ -236,7 +236,7 @@ def test_replicas_are_equal_after_plain_rounds_of_all_in_synchronous_and_no_othe
     assert (steps.numbers["of"], "after every step" in steps.explanation) == ("gradients", True)
 
 
-def test_memory_names_what_a_pipeline_and_a_codec_keep():
+def test_memory_lists_pipeline_and_codec_buffers():
     def arrays_and_words(schedule):
         claim = claim_of(schedule, "memory")
         return claim.numbers["arrays"], claim.explanation

@@ -72,7 +72,7 @@ def random_own(draw):
     return of_rule("r", cluster, radices, tuple(phases), payload=Payload(outer=outer))
 
 
-def test_prover_checker_and_workers_one_by_one_agree_on_random_schedules():
+def test_outer_consensus_agrees_between_prover_checker_and_simulation():
     """Proved exactly where differences die out, and the checker computes the numbers that the prover states."""
     draw, seen = random.Random("own anchors"), {"proved": 0, "refuted": 0}
     for _ in range(150):
@@ -92,7 +92,7 @@ def test_prover_checker_and_workers_one_by_one_agree_on_random_schedules():
     assert min(seen.values()) > 30, seen
 
 
-def test_a_radius_of_1_or_more_is_refuted_with_the_number():
+def test_spectral_radius_of_at_least_1_is_refuted_with_its_value():
     pairs = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
     schedule = explicit(
         4, *pairs, payload=Payload(outer=OuterStep(lr=1.9, momentum=0.9, nesterov=True, outer_params="per_worker"))
@@ -103,14 +103,14 @@ def test_a_radius_of_1_or_more_is_refuted_with_the_number():
     assert outer_radius(schedule) == pytest.approx(claim.witness["radius"])
 
 
-def test_of_own_outer_parameters_no_claim_is_made_about_matrices():
+def test_per_worker_outer_parameters_have_no_matrix_claims():
     own = SCHEDULES["outer-own"]
     names = {claim.claim for claim in prove(own).claims}
     assert {"contraction", "consensus", "doubly-stochastic", "equal-replicas"}.isdisjoint(names)
     check_error(ScheduleError, "outer steps from each worker's own outer parameters are no mixing matrix", own.steps)
 
 
-def test_groups_that_leave_a_worker_out_are_refuted_by_name():
+def test_worker_outside_all_groups_is_refuted_by_rank():
     alone = StaticGroups(
         phases=GroupPhases((Phase.from_groups(4, [[0, 1, 3]]),)), payload=SCHEDULES["outer-own"].strategy.payload
     )
@@ -119,7 +119,7 @@ def test_groups_that_leave_a_worker_out_are_refuted_by_name():
     assert "{2}" in claim.explanation
 
 
-def test_time_is_that_of_the_same_meetings_and_memory_that_of_anchors(tmp_path, capsys):
+def test_outer_parameters_cost_memory_but_no_time(tmp_path, capsys):
     own, path = SCHEDULES["outer-own"], tmp_path / "own.json"
     wire = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), compute=0.08, model_bytes=2_000_000)
     found, plain = predict(own, wire), predict(own.meetings, wire)
@@ -157,7 +157,7 @@ def fits(members):
     return True
 
 
-def test_the_checker_reads_exactly_the_settings_that_there_are():
+def test_checker_accepts_exactly_the_valid_quorum_settings():
     assert [agree(written_quorum(members)) for members in OF_ALL] == list(map(fits, OF_ALL))
     assert sum(map(fits, OF_ALL)) > 30
     assert not any(agree(written_quorum({"quorum": strange})) for strange in (1, 4, -2, "all", True, 2.0, None))
@@ -167,7 +167,7 @@ def test_the_checker_reads_exactly_the_settings_that_there_are():
         checker.read_schedule(groups)
 
 
-def test_what_is_stated_of_all_is_true_and_the_same_by_prover_and_checker():
+def test_quorum_facts_are_true_and_equal_in_prover_and_checker():
     for members in filter(fits, OF_ALL):
         schedule = by_quorum(4, PartialAllReduce(**members))
         raw, certificate = certify(schedule)
@@ -188,7 +188,7 @@ def test_what_is_stated_of_all_is_true_and_the_same_by_prover_and_checker():
         assert ("equal-replicas" in facts) == equal
 
 
-def test_a_smaller_bound_is_false_and_a_certificate_of_other_rounds_is_refused():
+def test_smaller_staleness_bounds_and_synchronous_certificates_are_refused():
     assert not quorums.is_true({"claim": "staleness", "rounds": 3}, quorums.USUAL | {"quorum": "solo"}, 4)
     assert not quorums.is_true({"claim": "deadlock-free"}, quorums.USUAL | {"quorum": 4}, 4)
     raw, certificate = certify(SCHEDULES["quorum"])
@@ -202,7 +202,7 @@ def test_a_smaller_bound_is_false_and_a_certificate_of_other_rounds_is_refused()
 # Claims about tables that go their own way: prover, checker, and counting row by row agree, and nothing else holds
 
 
-def test_claims_of_tables_are_essential_where_they_are_due():
+def test_table_claims_are_essential_for_sparse_tables_only():
     proof = prove(SCHEDULES["tables"])
     assert proof.essential >= {"one-owner", "table-order"}
     assert proof.verdict is Status.PROVED
@@ -216,14 +216,14 @@ def test_claims_of_tables_are_essential_where_they_are_due():
 @pytest.mark.parametrize(
     "members", [{"outer": OuterStep(momentum=0.5, outer_params=OuterParams.PER_WORKER)}, {"fragments": 2}], ids=str
 )
-def test_claims_of_tables_are_stated_with_outer_steps_and_fragments_that_all_reduce_could_not_have(members):
+def test_table_claims_hold_with_outer_steps_and_fragments(members):
     group = GroupPhases((Phase.from_groups(4, [[0, 1, 2, 3]]),))
     strategy = StaticGroups(phases=group, steps_per_round=2, payload=replace(TABLES_OF_4, **members))
     proof = prove(Schedule("s", Cluster.regular(2, 2), strategy))
     assert {claim.claim for claim in proof.claims if claim.holds} >= {"one-owner", "table-order"}
 
 
-def test_a_synchronous_server_has_claims_of_tables_without_a_certificate():
+def test_synchronous_server_has_table_claims_without_certificate():
     proof = prove(Schedule("s", Cluster.regular(2, 2), Server(payload=TABLES_OF_4)))
     assert proof["one-owner"].status is Status.FACT
     assert not proof.certificate
@@ -232,14 +232,14 @@ def test_a_synchronous_server_has_claims_of_tables_without_a_certificate():
 TABLES_OF_4 = Payload(tables=(TablePlacement(parameter="words", rows=9, columns=2),))
 
 
-def test_claims_of_tables_are_not_proved_where_groups_overlap():
+def test_table_claims_are_not_proved_for_overlapping_groups():
     clash = StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [1, 2]]),)), payload=TABLES_OF_4)
     proof = prove(Schedule("s", Cluster.regular(2, 2), clash))
     assert proof["one-owner"].status is Status.NOT_PROVED
     assert proof.certificate["claims"] == []
 
 
-def test_code_that_gives_a_row_to_another_worker_refutes_it(monkeypatch):
+def test_wrong_row_owner_in_the_code_is_refuted(monkeypatch):
     def wrong(self, route, row, num_workers):
         return 3 if row == 6 else row % num_workers
 
@@ -250,12 +250,12 @@ def test_code_that_gives_a_row_to_another_worker_refutes_it(monkeypatch):
 
 
 @pytest.mark.parametrize("cluster", [Cluster.regular(1, 4), Cluster.regular(4, 1)], ids=str)
-def test_only_several_nodes_send_rows_to_one_another(cluster):
+def test_only_multi_node_clusters_send_rows_between_nodes(cluster):
     proof = prove(Schedule("s", cluster, AllReduce(payload=TABLES_OF_4)))
     assert (proof["nic-bytes"].numbers["tables"][0][1:] == [0, 0]) == (cluster.num_nodes == 1)
 
 
-def test_numbers_by_hand_on_4x4():
+def test_table_traffic_on_4x4_matches_manual_calculation():
     """100,000 rows of 16 columns: 75,000 asked for and 25,000 handed out thrice; four times that unaggregated."""
     words = TablePlacement(parameter="words", rows=100_000, columns=16)
     for is_local, times in ((True, 1), (False, 4)):
@@ -266,7 +266,7 @@ def test_numbers_by_hand_on_4x4():
         assert proof["one-owner"].numbers["tables"] == [["words", 16, 6250, 6250]]
 
 
-def test_a_million_workers_take_no_longer_than_their_list():
+def test_table_claims_scale_to_a_million_workers():
     payload = Payload(tables=(TablePlacement(parameter="words", rows=2**31 - 1, columns=512),))
     schedule = Schedule("s", Cluster.regular(2**17, 8), AllReduce(payload=payload))
     raw = dump_schedule(schedule)
@@ -275,5 +275,5 @@ def test_a_million_workers_take_no_longer_than_their_list():
         assert stated[claim.claim] == json.loads(json.dumps(dict(claim.numbers)))
 
 
-def test_tables_of_the_forged_schedules_are_of_every_way():
+def test_forgery_schedules_cover_every_table_placement():
     assert {route.way for route in TABLES.tables} == set(Placement)

@@ -36,7 +36,7 @@ def groups_of_workers(schedule):
     return result
 
 
-def test_every_worker_is_asked_and_expected_where_the_digits_say():
+def test_membership_evaluates_every_worker_against_the_digits():
     for seed in filter(lambda seed: seed % 7, range(30)):
         schedule = random_rule(seed, [(2,), (3, 2), (2, 2, 3)], prologue=seed % 3)
         rule = schedule.rule()
@@ -54,7 +54,7 @@ def test_every_worker_is_asked_and_expected_where_the_digits_say():
         assert claim.witness["asked"] == n
 
 
-def test_a_sample_is_asked_where_all_answers_are_too_long_and_proves_nothing(monkeypatch):
+def test_sampled_membership_is_not_a_proof(monkeypatch):
     schedule = random_rule(3, prologue=1)
     rule, monkey = schedule.rule(), monkeypatch.setattr
     members = members_of_answers(ScheduleFacts(schedule).read)
@@ -75,7 +75,7 @@ def test_a_sample_is_asked_where_all_answers_are_too_long_and_proves_nothing(mon
     assert "membership" not in proof.essential
 
 
-def test_who_is_drawn_comes_from_every_block_the_last_node_the_prologue_and_later_periods(monkeypatch):
+def test_membership_samples_cover_blocks_nodes_and_rounds(monkeypatch):
     schedule = random_rule(3, prologue=2)
     rule = schedule.rule().canonical
     drawn = list(membership._draw(schedule, rule))
@@ -101,7 +101,7 @@ def test_who_is_drawn_comes_from_every_block_the_last_node_the_prologue_and_late
 
 
 @pytest.mark.parametrize("limit", [0, 10**6])
-def test_a_wrong_answer_is_shown_with_the_right_one(monkeypatch, limit):
+def test_wrong_group_is_reported_with_the_expected_one(monkeypatch, limit):
     schedule = of_rule("x", Cluster.regular(2, 2), (2,), ((Block((0, 1), (0,)),),), prologue=2)
     monkeypatch.setattr(membership, "EVALUATED", limit)
     for wrong in (None, Group((0, 1), Fraction(1)), Group((0, 1, 2, 3), Fraction(1, 3))):
@@ -121,14 +121,14 @@ def test_a_wrong_answer_is_shown_with_the_right_one(monkeypatch, limit):
             assert claim.explanation.startswith(f"in round {round_} worker {worker} ")
 
 
-def test_a_group_of_1024_is_the_largest_of_which_everybody_is_asked_and_the_checker_follows():
+def test_membership_is_exhaustive_for_groups_of_up_to_1024():
     schedule = Schedule("all", Cluster.regular(512, 2), AllReduce())
     certified = schedule.with_certificate(prove(schedule).certificate)
     assert "membership" in confirm(certified)
     assert prove_membership(Schedule("all", Cluster.regular(1025, 1), AllReduce())).status is Status.NOT_PROVED
 
 
-def test_two_blocks_of_one_rank_are_not_looked_at():
+def test_overlapping_blocks_leave_membership_unproved():
     phases = ((Block((0, 1), ()), Block((1,), (0,))),)
     claim = prove_membership(of_rule("bad", Cluster.regular(4, 2), (4,), phases))
     assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "two blocks of one phase share a local rank.")
@@ -214,7 +214,7 @@ def right_groups(name):
 
 
 @pytest.mark.parametrize("variant", ZOO.values(), ids=ZOO)
-def test_a_function_is_proved_exactly_where_it_answers_every_worker_rightly(monkeypatch, tmp_path, variant):
+def test_membership_is_proved_exactly_for_correct_functions(monkeypatch, tmp_path, variant):
     old, new = variant
     assert SOURCE.count(old) == 1, "the passage that the variant changes"
     monkeypatch.setattr(rule, "group_of", import_source(tmp_path, SOURCE.replace(old, new)).group_of)
@@ -249,7 +249,7 @@ WRONG_WAYS = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_WAYS)
-def test_the_way_to_the_function_is_proved_as_well_in_every_round(monkeypatch, wrong):
+def test_wrong_calls_of_the_group_function_are_refuted(monkeypatch, wrong):
     owner, method = WRONG_WAYS[wrong]
     schedules = SCHEDULES.values() if owner is RuleView else [SCHEDULES["small"]]
     monkeypatch.setattr(owner, "group_of", method)
@@ -262,7 +262,7 @@ def _not_everyone(self, worker, index, cluster):
     return Group(tuple(range(cluster.num_workers - 1)))
 
 
-def test_an_allreduce_of_all_but_one_is_refuted(monkeypatch):
+def test_allreduce_without_one_worker_is_refuted(monkeypatch):
     for workers in (2, 16, 100_000):
         schedule = Schedule("all", Cluster.regular(workers // 2, 2), AllReduce())
         assert prove_membership(schedule).status is (Status.PROVED if workers < 1000 else Status.NOT_PROVED)
@@ -271,7 +271,7 @@ def test_an_allreduce_of_all_but_one_is_refuted(monkeypatch):
             assert prove_membership(schedule).status is Status.REFUTED
 
 
-def test_what_was_asked_of_everybody_and_what_of_a_sample_is_said():
+def test_membership_reports_how_many_workers_were_evaluated():
     few, many = prove_membership(small()), prove_membership(large())
     assert few.witness["asked"] == 48
     assert few.explanation.startswith("On this cluster: all 48 workers were asked")

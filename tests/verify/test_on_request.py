@@ -44,7 +44,7 @@ def of(strategy, cluster="4x4"):
 
 
 @pytest.mark.parametrize("division", [GroupSplit.RANDOM, GroupSplit.NODE_THEN_ALL])
-def test_divisions_with_a_theorem_are_proved_with_what_it_assumes(division):
+def test_divisions_with_a_theorem_are_proved_with_its_assumptions(division):
     proof = prove(of(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=None)))
     assert proof.verdict is Status.FOLLOWS
     assert {claim.claim for claim in proof.claims} == {"convergence", "deadlock-free"}
@@ -58,14 +58,14 @@ def test_divisions_with_a_theorem_are_proved_with_what_it_assumes(division):
     *(({"division": division, "max_known": 1}, "4x4", "max_known 1") for division in GroupSplit),
     ({"slow_threshold": 4, "max_known": 200}, "4x4", "depend on the past"),
 ])  # fmt: skip
-def test_draws_without_a_theorem_are_not_proved_and_say_why(members, cluster, words):
+def test_divisions_without_a_theorem_are_not_proved(members, cluster, words):
     proof = prove(of(DynamicGroups(**{"group_size": 3, "slow_threshold": None, "max_known": None} | members), cluster))
     assert proof.verdict is proof["convergence"].status is Status.NOT_PROVED
     assert words in proof["convergence"].explanation
 
 
 @pytest.mark.parametrize("kind", sorted(STATEMENTS))
-def test_a_missing_essential_claim_is_not_proved(kind, monkeypatch):
+def test_missing_essential_claim_is_not_proved(kind, monkeypatch):
     """Whatever a prover forgets: the claim appears as not proved, and so does the verdict."""
     strategies: dict[str, object] = {
         "static": StaticGroups(phases=RulePhases((4,), ((Block((0, 1, 2, 3), (0,)),),))),
@@ -92,14 +92,14 @@ def test_a_missing_essential_claim_is_not_proved(kind, monkeypatch):
         assert replace(whole, claims=tuple(c for c in whole.claims if c.claim != name)).verdict is Status.NOT_PROVED
 
 
-def test_two_connected_sides_cannot_deadlock_and_reach_consensus():
+def test_connected_bipartite_pairing_is_deadlock_free():
     proof = prove(of(Pairwise(active=(0, 2), edges=((0, 1), (2, 1), (2, 3))), "1x4"))
     assert proof.verdict is Status.FOLLOWS
     assert {claim.claim for claim in proof.claims} == {"deadlock-free", "consensus", "queues"}
 
 
 @pytest.mark.parametrize("active", [(0,), (0, 1), (0, 2, 4)])
-def test_questions_that_wait_at_a_passive_worker_are_at_most_as_claimed_and_all_are_answered(active):
+def test_passive_worker_queue_bound_holds_in_random_runs(active):
     """The very protocol in random order: a question waits from its asking to its answer."""
     n = 5
     edges = tuple((a, p) for a in active for p in range(n) if p not in active and (a + p) % 3)
@@ -115,7 +115,7 @@ def test_questions_that_wait_at_a_passive_worker_are_at_most_as_claimed_and_all_
     assert all(state.waits_for < 0 for state in walk.states)
 
 
-def test_two_parts_without_an_edge_between_them_are_refuted_with_the_part():
+def test_disconnected_pairing_is_refuted_with_a_closed_set():
     proof = prove(of(Pairwise(active=(0, 2), edges=((0, 1), (2, 3))), "1x4"))
     assert proof.verdict is Status.REFUTED
     assert proof["consensus"].witness == {"closed": [0, 1], "outside": 2}
@@ -131,7 +131,7 @@ WAITS = {**SERVERS, "same number of rounds": [RING, AllReduce()], "unequal data"
 
 
 @pytest.mark.parametrize("words", WAITS)
-def test_deadlock_freedom_says_whom_a_worker_waits_for_and_what_is_assumed_about_the_end(words):
+def test_deadlock_freedom_explains_waits_and_assumptions(words):
     for strategy in WAITS[words]:
         explanation = prove(of(strategy))["deadlock-free"].explanation
         assert words in explanation
@@ -146,14 +146,14 @@ def test_deadlock_freedom_says_whom_a_worker_waits_for_and_what_is_assumed_about
         Pairwise(active=(0,), edges=((0, 1),)),
     ],
 )  # fmt: skip
-def test_every_claim_has_a_name_and_says_why(strategy):
+def test_every_claim_has_a_name_and_an_explanation(strategy):
     for claim in prove(of(strategy)).claims:
         assert claim.claim == claim.claim.lower()
         assert claim.explanation.count(" ") > 5
         assert "None" not in claim.explanation
 
 
-def test_the_busiest_passive_worker_and_its_questions_are_named():
+def test_busiest_passive_worker_is_reported():
     two = Pairwise(active=(0, 4), edges=((0, 1), (0, 3), (4, 3), (4, 2)))
     assert prove(of(two, "1x5"))["queues"].witness == {"questions": 2, "worker": 3, "gap": None}
     assert "at most 1 exchanges of others" in prove(of(two, "1x5"))["queues"].explanation
@@ -163,7 +163,7 @@ def test_the_busiest_passive_worker_and_its_questions_are_named():
     assert "all 4 edges join 2 active and 3 passive workers" in prove(of(two, "1x5"))["deadlock-free"].explanation
 
 
-def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_not(monkeypatch):
+def test_non_contracting_draw_is_refuted_only_within_the_theorem(monkeypatch):
     """Not one of the theorems says so today; a new division's might."""
     strategy = DynamicGroups(group_size=3, division=GroupSplit.RANDOM, slow_threshold=None, max_known=None)
     still = SecondEigenvalue(Fraction(1), Fraction(0), "nothing")
@@ -205,13 +205,13 @@ def second(matrix):
 
 
 @pytest.mark.parametrize(("n", "g"), [(3, 2), (4, 2), (5, 2), (5, 3), (6, 3)])
-def test_closed_form_of_a_partition(n, g):
+def test_second_eigenvalue_of_a_random_partition(n, g):
     parts = expectation(projection(n, groups) for groups in divisions(range(n), g))
     assert second(parts) == pytest.approx(float(partition(n, g)), abs=1e-12)
 
 
 @pytest.mark.parametrize(("nodes", "p", "g"), [(2, 2, 2), (3, 2, 2), (3, 3, 2), (4, 2, 3), (4, 2, 2), (2, 4, 2)])
-def test_closed_form_of_inter_then_intra(nodes, p, g):
+def test_second_eigenvalue_of_inter_then_intra(nodes, p, g):
     n = nodes * p
     intra = projection(n, [tuple(range(k * p, k * p + p)) for k in range(nodes)])
     heads = [k * p for k in range(nodes)]
@@ -226,7 +226,7 @@ def test_closed_form_of_inter_then_intra(nodes, p, g):
 
 
 @pytest.mark.parametrize(("n", "g"), [(2, 2), (3, 2), (4, 2), (5, 2), (5, 3), (6, 3), (6, 5), (7, 4), (5, 5)])
-def test_a_random_group_contracts_for_every_worker_that_asks(n, g):
+def test_second_eigenvalue_of_a_random_group_for_any_requester(n, g):
     """The theorem is for every worker that may ask: exactly the largest eigenvalue off the mean, for each of them."""
     for asks in range(n):
         others = [worker for worker in range(n) if worker != asks]
@@ -235,7 +235,7 @@ def test_a_random_group_contracts_for_every_worker_that_asks(n, g):
         assert np.linalg.eigvalsh(off)[-1] == pytest.approx(float(any_requester(n, g)), abs=1e-12)
 
 
-def test_every_division_has_a_theorem_of_its_own():
+def test_every_division_has_its_own_theorem():
     cluster = Cluster.regular(4, 4)
     free = {
         division: theorem_of(DynamicGroups(division=division, slow_threshold=None, max_known=None), cluster)
@@ -255,7 +255,7 @@ def test_every_division_has_a_theorem_of_its_own():
 
 
 @pytest.mark.parametrize("every", [1, 16, 100_000])
-def test_node_then_all_is_proved_over_whole_cycles_only(every):
+def test_node_then_all_bound_needs_complete_cycles(every):
     strategy = DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None, all_every=every)
     found = theorem_of(strategy, Cluster.regular(4, 4))
     assert found.holds
@@ -264,7 +264,7 @@ def test_node_then_all_is_proved_over_whole_cycles_only(every):
     assert "no bound holds over fewer rounds" in found.second_eigenvalue.how
 
 
-def test_a_meeting_of_all_is_drawn_after_as_many_requests_as_the_theorem_says():
+def test_global_group_is_drawn_within_the_stated_requests():
     """The machine that runs, under an order of requests that starves the other node's workers."""
     strategy = DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None, all_every=3, group_size=2)
     machine = GroupGenerator(GeneratorSetting.of(strategy, Cluster.regular(2, 2)))
@@ -296,7 +296,7 @@ def test_a_meeting_of_all_is_drawn_after_as_many_requests_as_the_theorem_says():
     (GroupSplit.RANDOM, (50_000, 20), 300_000, 32, False),
     (GroupSplit.NODE_THEN_ALL, (2, 100_000), 2, 32, False),
 ])  # fmt: skip
-def test_max_known_is_covered_only_where_it_cannot_decide(division, cluster, size, bound, holds):
+def test_max_known_is_covered_only_if_it_never_binds(division, cluster, size, bound, holds):
     strategy = DynamicGroups(division=division, group_size=size, slow_threshold=None, max_known=bound)
     found = theorem_of(strategy, Cluster.regular(*cluster))
     assert found.holds is holds
@@ -304,7 +304,7 @@ def test_max_known_is_covered_only_where_it_cannot_decide(division, cluster, siz
         assert any("max_known" in reason for reason in found.against)
 
 
-def test_with_one_known_group_parts_form_that_never_meet_and_nothing_is_proved():
+def test_max_known_of_1_can_partition_the_workers():
     """Seven pairs for ever, as the machine draws them: the bound is what the service runs with."""
     strategy = DynamicGroups(division=GroupSplit.RANDOM, group_size=2, slow_threshold=None, max_known=1)
     cluster = Cluster.regular(7, 2)
@@ -321,7 +321,7 @@ def test_with_one_known_group_parts_form_that_never_meet_and_nothing_is_proved()
     assert not theorem_of(strategy, cluster).holds
 
 
-def test_both_roots_are_below_one_where_it_is_said():
+def test_is_below_one_matches_both_roots():
     chance = random.Random(4)
     for _ in range(400):
         roots = [Fraction(chance.randint(-3, 6), 4) for _ in range(2)]
@@ -331,7 +331,7 @@ def test_both_roots_are_below_one_where_it_is_said():
 
 
 @pytest.mark.parametrize(("n", "g"), [(2, 2), (9, 4), (60, 59), (60, 58), (60, 60), (200, 4), (1415, 3), (1416, 3)])
-def test_the_groups_of_a_worker_are_counted(n, g):
+def test_possible_groups_of_a_worker_are_counted(n, g):
     """All choices of partners, as long as they are few enough to be counted."""
     count = groups_of_a_worker(DynamicGroups(division=GroupSplit.RANDOM, group_size=g), Cluster.regular(1, n))
     choices = math.comb(n - 1, g - 1)
@@ -343,7 +343,7 @@ def test_the_groups_of_a_worker_are_counted(n, g):
 
 @pytest.mark.parametrize("against", [(), ("a reason",)])
 @pytest.mark.parametrize("trace", [Fraction(1, 2), Fraction(1)])
-def test_a_theorem_holds_if_it_contracts_and_nothing_stands_against_it(trace, against):
+def test_theorem_holds_if_it_contracts_without_objection(trace, against):
     found = Theorem(SecondEigenvalue(trace, Fraction(0), ""), against)
     assert found.holds == (trace < 1 and not against)
 

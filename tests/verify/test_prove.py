@@ -61,7 +61,7 @@ def check_alone(folder, schedule):
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4, 6, 250_000])
-def test_figure_10_is_proved_at_every_even_number_of_nodes(tmp_path, num_nodes):
+def test_figure_10_is_proved_for_even_numbers_of_nodes(tmp_path, num_nodes):
     schedule = figure_10(num_nodes)
     claims = check_alone(tmp_path, schedule)
     assert {"conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction"} <= set(claims)
@@ -71,12 +71,12 @@ def test_figure_10_is_proved_at_every_even_number_of_nodes(tmp_path, num_nodes):
     assert squared == (Fraction(27, 64) if num_nodes == 2 else Fraction(3, 4))
 
 
-def test_the_certificate_of_a_rule_does_not_grow_with_the_cluster():
+def test_rule_certificate_size_is_independent_of_the_cluster():
     small, large = (len(certificate_bytes(prove(figure_10(m)).certificate)) for m in (4, 250_000))
     assert large < small + 20
 
 
-def test_an_overlap_is_refuted_with_phase_worker_and_both_groups():
+def test_overlap_is_refuted_with_phase_worker_and_groups():
     proof = prove(explicit(6, [[0, 1], [2, 3]], [[0, 1, 2], [3, 4], [2, 5]]))
     assert proof.verdict is Status.REFUTED
     witness = proof["conflict-free"].witness
@@ -85,7 +85,7 @@ def test_an_overlap_is_refuted_with_phase_worker_and_both_groups():
     assert all(proof[name].status is Status.NOT_PROVED for name in ("consensus", "deadlock-free", "contraction"))
 
 
-def test_averaging_inside_nodes_only_refutes_consensus_of_a_rule():
+def test_node_local_rule_is_refuted():
     proof = prove(of_rule("nodes", Cluster.regular(4, 4), (4,), ((ALL,),)))
     assert proof["consensus"].status is Status.REFUTED
     assert proof["consensus"].witness == {"local_ranks": [0, 1, 2, 3], "digits": [0]}
@@ -99,7 +99,7 @@ def test_allreduce_is_proved_on_any_cluster(tmp_path, shape):
 
 
 @pytest.mark.parametrize("n", [5, 6])
-def test_relaxed_pairs_are_exact_by_their_product(n):
+def test_relaxed_pairs_are_proved_exact_by_their_product(n):
     text = GOLDEN["relaxed_pairs_exact"][str(n)]
     phases = []
     for line in text:
@@ -111,7 +111,7 @@ def test_relaxed_pairs_are_exact_by_their_product(n):
 
 
 @pytest.mark.parametrize("power", [6, 9, 12, 15])
-def test_a_bound_that_floats_cannot_follow_is_proved_without_them(power):
+def test_bounds_beyond_float_precision_are_proved(power):
     """Differences grow by 10^power and shrink by as much: floats said 0.99995 of a contraction of 1 − 10⁻¹²."""
     n, grown = 64, Fraction(10**power)
     shrunk = Group(tuple(range(n)), (grown - 1) / grown)
@@ -123,7 +123,7 @@ def test_a_bound_that_floats_cannot_follow_is_proved_without_them(power):
 
 @pytest.mark.parametrize("relaxation", ["9" * 64, "-" + "9" * 64, 10**8])
 @pytest.mark.parametrize("phases", [1, 6])
-def test_factors_beyond_floats_have_a_bound_and_no_metrics(relaxation, phases):
+def test_huge_relaxations_have_no_float_metrics(relaxation, phases):
     """An assertion failed, floats overflowed, or the radius was no number."""
     relaxation = Fraction(relaxation)
     edges = [(0, 1, relaxation), (1, 2, Fraction(1, 3)), (2, 0, Fraction(1, 2))]
@@ -142,7 +142,7 @@ def test_factors_beyond_floats_have_a_bound_and_no_metrics(relaxation, phases):
         assert "deadlock-free" in facts_of(dump_schedule(schedule))
 
 
-def test_growth_is_that_of_norms():
+def test_growth_bits_match_the_norms():
     """Groups and rounds whose differences cannot grow are at 0, whatever their number; others add up."""
     tame = [[Group((0, 1), Fraction(2))], [Group((1, 2), Fraction(0))]] * 50
     assert growth_bits(explicit(3, *tame)) == 0
@@ -161,7 +161,7 @@ def ring_pairs(worker, step, cluster):
     return {base % n, (base + 1) % n}
 
 
-def test_a_phase_function_is_expanded_proved_and_exported(tmp_path):
+def test_phase_function_is_expanded_proved_and_exported(tmp_path):
     found = prove_function(ring_pairs, Cluster.regular(8, 1), 2, name="ring-pairs")
     assert found.proof.verdict is Status.PROVED
     assert found.schedule.phase(1)[0].members == (0, 7)
@@ -171,7 +171,7 @@ def test_a_phase_function_is_expanded_proved_and_exported(tmp_path):
     assert checker.main([str(tmp_path / "c.json"), str(tmp_path / "s.json")]) == 0
 
 
-def test_members_that_disagree_are_named():
+def test_inconsistent_phase_function_is_refuted_with_the_member():
     proof = prove_function(lambda w, s, c: {w, (w + 1) % c.num_workers}, Cluster.regular(4, 1), 1, "f").proof
     assert proof.verdict is Status.REFUTED
     assert proof["membership"].witness["member"] == 1
@@ -186,7 +186,7 @@ DRAWS = random.Random(0)
     (lambda w, s, c: (0, 1), 3, 1, "in which it is not"),
     (lambda w, s, c: {0, 1} if w < 2 and DRAWS.random() < 0.5 else None, 8, 16, ""),
 ])  # fmt: skip
-def test_a_function_that_contradicts_itself_is_refuted(function, workers, period, words):
+def test_phase_functions_with_contradictions_are_refuted(function, workers, period, words):
     proof = prove_function(function, Cluster.regular(workers, 1), period, "f").proof
     assert proof.verdict is Status.REFUTED
     assert words in proof["membership"].explanation
@@ -200,16 +200,16 @@ def test_a_function_that_contradicts_itself_is_refuted(function, workers, period
     (lambda w, s, c: {w, "x"}, "TypeError"),
     (lambda w, s, c: {w, 2.5}, "plain integers"),
 ])  # fmt: skip
-def test_a_function_that_fails_gives_one_sentence(function, said):
+def test_failing_phase_function_raises_input_error(function, said):
     check_error(InputError, said, prove_function, function, Cluster.regular(4, 1), 1, "f")
 
 
 @pytest.mark.parametrize(("period", "said"), [(0, "at least 1 step"), (10**7, "evaluations; at most")])
-def test_a_period_that_cannot_be_asked_is_an_error(period, said):
+def test_invalid_period_raises_input_error(period, said):
     check_error(InputError, said, prove_function, ring_pairs, Cluster.regular(8, 1), period, "f")
 
 
-def test_an_embedded_certificate_is_confirmed_and_a_changed_schedule_is_refused():
+def test_embedded_certificate_must_match_its_schedule():
     schedule = explicit(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
     carrying = schedule.with_certificate(prove(schedule).certificate)
     assert "exact-consensus" in confirm(carrying)
@@ -218,7 +218,7 @@ def test_an_embedded_certificate_is_confirmed_and_a_changed_schedule_is_refused(
         check_error(RefutedError, "certificate", confirm, wrong)
 
 
-def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path):
+def test_certificate_is_independent_of_member_order(tmp_path):
     schedule = explicit(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
     raw = {
         "strategy": {
@@ -237,7 +237,7 @@ def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path)
         assert status == 0 or (result.stdout.count("\n") == 1 and "--export NEW` writes a file in" in result.stdout)
 
 
-def test_the_checker_imports_nothing_but_the_standard_library_and_itself():
+def test_checker_imports_only_the_standard_library():
     files = list(PROGRAM.rglob("*.py"))
     assert len(files) > 10
     for file in files:

@@ -165,12 +165,12 @@ def check_tree(trees, phases, n):
 
 
 @pytest.mark.parametrize("seed", range(32))
-def test_explicit_groups(seed):
+def test_explicit_groups_match_exact_arithmetic(seed):
     check_groups(random_groups(seed))
 
 
 @pytest.mark.parametrize("seed", range(32))
-def test_rules(seed):
+def test_rules_match_exact_arithmetic(seed):
     check_groups(random_rule(seed))
 
 
@@ -180,11 +180,11 @@ def closed_sets(support):
 
 
 @pytest.mark.parametrize("seed", range(36))
-def test_graphs(seed):
+def test_graphs_match_exact_arithmetic(seed):
     check_graph(random_graph(seed))
 
 
-def test_graphs_whose_workers_drop_their_own_value_converge_by_a_power():
+def test_graphs_without_self_weights_are_proved_by_a_power():
     """De Bruijn graphs: no worker keeps a weight on itself, but powers become positive."""
     for n in (4, 8):
         half = Fraction(1, 2)
@@ -195,7 +195,7 @@ def test_graphs_whose_workers_drop_their_own_value_converge_by_a_power():
         assert (entry["method"], entry["periods"]) == ("power", {4: 2, 8: 3}[n])
 
 
-def test_an_edge_of_weight_zero_joins_no_workers():
+def test_zero_weight_edges_do_not_connect_workers():
     zero, half = Fraction(0), Fraction(1, 2)
     edges = [(0, 1, half), (1, 0, half), (1, 2, zero), (2, 1, zero), (2, 3, half), (3, 2, half)]
     schedule = of_edges("two halves", Cluster.regular(4, 1), edges)
@@ -262,7 +262,7 @@ def grid_phases(dims, seed):
 
 
 @pytest.mark.parametrize(("dims", "seed"), [((2, 3), 0), ((2, 3, 4), 1), ((3, 2, 2), 2), ((2, 2, 2, 2), 3), ((5,), 4)])
-def test_labels_are_found_wherever_they_begin_on_any_workers(dims, seed):
+def test_labels_are_found_at_any_offset_and_permutation(dims, seed):
     n = int(np.prod(dims))
     schedule = explicit(n, [[0, n - 1]], *grid_phases(dims, seed), [[1, 2]])
     proof = prove(schedule)
@@ -298,7 +298,7 @@ def copies_of_halves(copies, last=Fraction(4, 3)):
     return explicit(6 * copies, *phases)
 
 
-def test_relaxed_pairs_are_exact_by_their_product_up_to_a_stated_size():
+def test_product_method_has_a_size_limit():
     small = prove(copies_of_halves(1))
     assert small["exact-consensus"].entry["method"] == "product"
     confirm(copies_of_halves(1), small)
@@ -307,7 +307,7 @@ def test_relaxed_pairs_are_exact_by_their_product_up_to_a_stated_size():
     confirm(copies_of_halves(22), large)
 
 
-def test_what_is_almost_exact_is_exact_by_no_method():
+def test_nearly_exact_schedules_are_not_proved_exact():
     """Floats cannot tell it from an exact one."""
     for copies in (1, 22):
         proof = prove(copies_of_halves(copies, Fraction(4, 3) + Fraction(1, 10**6)))
@@ -325,7 +325,7 @@ def proof_of(*claims, essential=("a", "doubly-stochastic")):
     return Proof("p", claims, frozenset(essential), {})
 
 
-def test_a_verdict_is_the_essential_claims_unless_something_is_refuted():
+def test_verdict_follows_essential_claims_and_refutations():
     yes, no, open_ = Status.PROVED, Status.REFUTED, Status.NOT_PROVED
     whole = (claim_of("a", yes), claim_of("doubly-stochastic", yes))
     assert proof_of(*whole).verdict is yes
@@ -341,7 +341,7 @@ def test_a_verdict_is_the_essential_claims_unless_something_is_refuted():
     assert proof_of(whole[0], claim_of("unit-sums", yes)).absent == frozenset()
 
 
-def test_a_proof_is_asked_by_name_and_printed():
+def test_proof_lookup_and_printing():
     one = refuted("a", "so", {"w": 1})
     proof = Proof("p", (proved("b", "thus", rows=2), one), frozenset(), {})
     assert proof["a"] is one
@@ -362,7 +362,7 @@ def test_a_proof_is_asked_by_name_and_printed():
     assert not_proved("c", "open") == Claim("c", Status.NOT_PROVED, "open")
 
 
-def test_a_kind_without_a_prover_is_refused_and_claims_that_none_made_are_listed_in_order(monkeypatch):
+def test_kinds_without_statements_are_refused(monkeypatch):
     server = Schedule("s", Cluster.regular(1, 2), Server())
     assert prove(server).verdict is Status.FOLLOWS
     rows = tuple(Statement(name, lambda _: None, essential=always) for name in "bca")
@@ -373,7 +373,7 @@ def test_a_kind_without_a_prover_is_refused_and_claims_that_none_made_are_listed
     check_error(ScheduleError, "strategy 'server': has nothing to prove", prove, server)
 
 
-def test_a_set_of_ranks_is_cut_after_twelve():
+def test_rank_sets_are_truncated_after_12():
     assert some([]) == "{}"
     assert some(np.array([3, 1])) == "{3,1}"
     assert some(range(12)) == "{0,1,2,3,4,5,6,7,8,9,10,11}"

@@ -62,7 +62,7 @@ def agree(schedule, failed):
     {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
     {"payload": Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))},
 ], ids=["a codec", "outer steps"])  # fmt: skip
-def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(options):
+def test_survives_covers_only_group_averages_with_codecs_and_outer_steps(options):
     nodes = RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
     schedule = with_plan(Schedule("nodes", Cluster.regular(3, 2), StaticGroups(phases=nodes, **options)))
     proof = prove(schedule)
@@ -73,7 +73,7 @@ def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(opt
     assert said in claim.explanation
 
 
-def test_what_may_be_false_after_a_failure_says_that_it_holds_before_one():
+def test_claims_that_a_failure_can_break_are_marked_before_failure():
     """A node of 15 sums by a ring where 16 summed in stages: it rounds more often."""
     rows = RulePhases((4,), ((Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),)))
     coded = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16)
@@ -135,7 +135,7 @@ def patterns_of(schedule):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_loss(seed):
+def test_kept_groups_match_brute_force_over_all_failures(seed):
     schedule = with_plan(random_schedule(seed))
     failures, pattern = all_failures(schedule), patterns_of(schedule)
     lonely = {pattern(failed) for failed in failures if not agree(schedule, failed)}
@@ -159,7 +159,7 @@ def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_
 
 @pytest.mark.parametrize("seed", range(1, 30, 2))
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed, workers):
+def test_reapplied_rules_match_brute_force_over_all_failures(seed, workers):
     """No single failure is worse than the worst class of as many workers, and each class has one that attains it."""
     schedule = with_plan(random_schedule(seed), workers, REAPPLY)
     failures = all_failures(schedule)
@@ -211,7 +211,7 @@ def by_hand(schedule, rule, failed):
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(seed):
+def test_survivor_groups_agree_in_checker_prover_and_runtime(seed):
     """On uneven nodes whose ranks stand in any order, too, after each loss that the plan covers."""
     rng = np.random.default_rng(seed)
     cluster = shape(rng)
@@ -251,7 +251,7 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
             assert moved == by_hand(schedule, rule, failed)
 
 
-def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_never_end_in_an_error():
+def test_failure_plans_on_uneven_nodes_get_a_verdict():
     """On these nodes a plan once was a rule for some failures of a class and no rule for the others."""
     cluster = Cluster.irregular([[1], [2], [0, 3], [4]])
     phases = GroupPhases((Phase.from_groups(5, [[0, 1, 2, 3, 4]]),))
@@ -266,7 +266,7 @@ def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_neve
 
 
 @pytest.mark.parametrize("of", [KEEP, REAPPLY])
-def test_a_million_workers_are_proved_by_their_classes(of):
+def test_survives_scales_to_a_million_workers(of):
     both = Block((0, 1), ())
     rule = RulePhases((50, 10_000), ((both,), (Block((0,), (0,)), Block((1,), (1,))), (both,), (Block((0,), (0, 1)),)))
     schedule = with_plan(Schedule("rule", Cluster.regular(500_000, 2), StaticGroups(phases=rule)), rule=of)
@@ -280,7 +280,7 @@ def test_a_million_workers_are_proved_by_their_classes(of):
     Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=4)),
     Schedule("all", Cluster.irregular([[0, 1, 2], [3]]), AllReduce()),
 ])  # fmt: skip
-def test_all_reduce_continues_exactly(schedule):
+def test_all_reduce_survivors_need_no_failure_classes(schedule):
     schedule = with_plan(schedule)
     proof = prove(schedule)
     assert (proof["survives"].entry["failures"], proof["survives"].entry["classes"]) == (2, [])

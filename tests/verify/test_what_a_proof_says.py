@@ -37,7 +37,7 @@ OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free",
 
 
 @pytest.mark.parametrize("power", [1, 2])
-def test_bounds_are_rounded_outwards_and_by_no_more_than_one_digit(power):
+def test_bounds_are_rounded_up_by_less_than_one_digit(power):
     draw = Random("bounds")
     for _ in range(2000):
         digits = draw.choice((2, 3, 4, 6, 9))
@@ -52,7 +52,7 @@ def test_bounds_are_rounded_outwards_and_by_no_more_than_one_digit(power):
     assert upper(Fraction(1, 9), 4, power=2) == "0.3334"
 
 
-def test_a_bound_below_1_is_never_said_to_be_1():
+def test_bound_below_1_is_not_printed_as_1():
     for exponent in (3, 6, 9, 12, 30):
         value = 1 - Fraction(1, 10**exponent)
         assert value <= Fraction(upper(value)) < 1
@@ -77,7 +77,7 @@ ON_REQUEST = {
 }
 
 
-def test_what_no_schedule_of_a_kind_should_be_run_without():
+def test_essential_claims_of_every_kind():
     assert {name: prove(SCHEDULES[name]).essential for name in ESSENTIAL} == ESSENTIAL
     of = {strategy: Schedule("s", Cluster.regular(2, 2), strategy) for strategy in ON_REQUEST}
     assert {strategy: prove(schedule).essential for strategy, schedule in of.items()} == ON_REQUEST
@@ -87,14 +87,14 @@ def names(schedule):
     return [claim.claim for claim in prove(schedule).claims]
 
 
-def test_every_kind_has_its_claims_in_their_order():
+def test_claims_of_every_kind_are_ordered():
     assert names(SCHEDULES["explicit"]) == [*OF_GROUPS, *OF_RUNS]
     assert names(SCHEDULES["rule-exact"]) == [OF_GROUPS[0], "membership", *OF_GROUPS[1:], "exact-consensus",
                                               *OF_RUNS]  # fmt: skip
     assert set(names(SCHEDULES["graph"])) >= {*MEANS, "contraction", *OF_RUNS}
 
 
-def test_no_claim_about_means_is_made_where_groups_clash():
+def test_overlapping_groups_leave_averaging_claims_unproved():
     proof = prove(explicit(3, [[0, 1], [1, 2]]))
     assert [(claim.claim, claim.status) for claim in proof.claims] == [
         ("conflict-free", Status.REFUTED),
@@ -104,7 +104,7 @@ def test_no_claim_about_means_is_made_where_groups_clash():
     assert proof.certificate["claims"] == []
 
 
-def test_late_gradients_and_codecs_are_claimed_and_essential():
+def test_pipelines_and_codecs_add_claims():
     pipe, coded = prove(SCHEDULES["pipeline"]), prove(SCHEDULES["coded"])
     assert names(SCHEDULES["pipeline"])[-6:] == [*OF_RUNS[:2], "equal-replicas", "codec-error", *OF_RUNS[2:]]
     assert names(SCHEDULES["allreduce"])[-5:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
@@ -115,7 +115,7 @@ def test_late_gradients_and_codecs_are_claimed_and_essential():
     assert prove(clash)["codec-error"].status is Status.NOT_PROVED
 
 
-def test_a_sentence_is_its_clauses_whose_conditions_hold_with_numbers_at_their_places():
+def test_sentences_keep_the_clauses_whose_conditions_hold():
     sentence = (
         "{schedule.name} has {count}",
         If(lambda _, n: n["count"] > 1, (" {what}s", If(lambda s, _: s.num_workers > 3, " each")), " {what}"),
@@ -130,14 +130,14 @@ def test_a_sentence_is_its_clauses_whose_conditions_hold_with_numbers_at_their_p
     assert said == ["x has 1 item1.", "x has 2 item2s each.", "x has 1 item1.", "x has 2 item2s."]
 
 
-def test_caveats_end_what_holds_and_nothing_else():
+def test_caveats_follow_only_proved_claims():
     facts = ScheduleFacts(SCHEDULES["explicit"])
     for claim, words in ((proved("a", "so."), "so. But."), (not_proved("a", "open."), "open."), (None, None)):
         found = Statement("a", lambda _, claim=claim: claim, " But.").claim(facts)
         assert (found and found.explanation) == words
 
 
-def test_no_statement_stands_twice_in_a_table():
+def test_statement_names_are_unique_per_table():
     for rows in (*STATEMENTS.values(), *OF_PROTOCOL.values(), OWN_OUTER_PARAMS, TABLES):
         listed = [row.name for row in rows]
         assert len(listed) == len({*listed}) > 1
@@ -146,7 +146,7 @@ def test_no_statement_stands_twice_in_a_table():
 EXACT = ["doubly-stochastic", "consensus", "contraction", "consensus-distance"]
 
 
-def test_claims_about_matrices_say_that_they_speak_of_exact_averages_where_a_codec_rounds():
+def test_matrix_claims_mention_codec_rounding():
     coded, plain = prove(SCHEDULES["coded"]), prove(SCHEDULES["explicit"])
     for name in EXACT:
         assert "exact averages; rounding adds" in coded[name].explanation
@@ -154,7 +154,7 @@ def test_claims_about_matrices_say_that_they_speak_of_exact_averages_where_a_cod
     assert "exact averages" not in coded["memory"].explanation
 
 
-def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_or_in_a_thread():
+def test_deadlock_freedom_explains_concurrent_operations():
     said = prove(SCHEDULES["pipeline"])["deadlock-free"].explanation
     assert "Up to 2 of them are in flight at once" in said
     assert "cut into pieces that all workers start in the same order" in said
@@ -164,7 +164,7 @@ def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_o
 
 
 @pytest.mark.parametrize("strategy", ON_REQUEST)
-def test_what_is_decided_while_the_job_runs_has_no_certificate(strategy):
+def test_runtime_grouping_strategies_have_no_certificate(strategy):
     proof = prove(Schedule("s", Cluster.regular(2, 2), strategy))
     assert (proof.certificate, proof.name) == ({}, "s")
 
@@ -173,7 +173,7 @@ LISTED = {"neighbor": lambda _: 1, "allreduce": lambda _: 0, "static": lambda sc
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_certificate_holds_what_is_proved_under_the_hash_of_its_schedule(schedule):
+def test_certificate_holds_proved_claims_and_the_schedule_hash(schedule):
     proof = prove(schedule)
     document = json.loads(certificate_bytes(proof.certificate))
     assert document == {
@@ -191,7 +191,7 @@ def test_a_certificate_holds_what_is_proved_under_the_hash_of_its_schedule(sched
         confirm(replace(schedule, certificate=forged))
 
 
-def test_a_claim_prints_what_it_has_and_nothing_else():
+def test_claim_json_contains_only_set_members():
     plain = {"claim": "a", "status": "proved"}
     assert proved("a", "so").to_json() == plain
     assert proved("a", "so", {"x": 1}).to_json() == {**plain, "witness": {"x": 1}}
@@ -206,7 +206,7 @@ def test_a_claim_prints_what_it_has_and_nothing_else():
         proved("a", "so").claim = "b"
 
 
-def test_the_fraction_above_is_the_least_of_its_bits():
+def test_fraction_above_is_the_smallest_with_its_bits():
     chance = Random(0)
     values = [chance.uniform(0.1, 9) * 2.0 ** chance.randint(-80, 80) for _ in range(300)] + [1.0, 2.0, 0.5, 3.0]
     values += [nextafter(1.0, inf), nextafter(1.0, 0)]
@@ -227,7 +227,7 @@ def test_the_fraction_above_is_the_least_of_its_bits():
         assert fraction_above(value) == fraction_above(value, 32)
 
 
-def test_factors_that_lengthen_nothing():
+def test_tame_relaxations_do_not_increase_differences():
     for x in (Fraction(n, 4) for n in range(-3, 12)):
         is_tame = abs(1 - x) < 1 or x == 0  # a pair's difference is times 1 − x
         assert every_relaxation_tame(explicit(4, [[0, 1]], [Group((0, 1), x), Group((2, 3), Fraction(1))])) == is_tame
@@ -236,7 +236,7 @@ def test_factors_that_lengthen_nothing():
     assert every_relaxation_tame(explicit(4, [[0, 1]]))
 
 
-def test_a_schedule_is_seen_as_a_rule_in_one_order():
+def test_rule_view_sorts_blocks():
     blocks = (Block((2, 1), (1, 0)), Block((0,), (0,)))
     seen = rule_view(rule((2, 2), 3, blocks))
     assert seen.phases == ((Block((0,), (0,)), Block((1, 2), (0, 1))),)
@@ -252,13 +252,13 @@ IN_JSON = re.compile(r'^```json title="schedule"\n(.*?)^```$', re.MULTILINE | re
 EXAMPLES = [text.encode() for text in IN_JSON.findall(PAGE)]
 
 
-def test_documents_provers_and_runners_know_the_same_kinds():
+def test_documents_provers_and_runners_share_the_same_kinds():
     assert set(STATEMENTS) == set(KINDS)
     assert {kind.kind for kind in strategies._RUNNERS} == set(KINDS)
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_a_kind_with_fixed_rounds_has_a_certificate_that_the_checker_reads(text):
+def test_documented_schedules_have_certificates_or_protocols(text):
     schedule = parse_schedule(text)
     if not schedule.is_mixing:
         assert schedule.strategy.protocol in PROTOCOLS, "virtual time runs its protocol"

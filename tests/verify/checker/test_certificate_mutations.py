@@ -10,7 +10,7 @@ from partreduce.verify import checker
 
 
 @pytest.mark.parametrize("attempts", [1000, pytest.param(6000, marks=pytest.mark.slow)])
-def test_no_false_claim_is_confirmed_and_every_honest_one_is(attempts):
+def test_forgery_campaign_confirms_only_true_claims(attempts):
     """The oracle refuses false claims as well: of claims moved to other schedules most are false."""
     tally = run(attempts, seed=7)
     assert not tally.false

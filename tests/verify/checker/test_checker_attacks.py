@@ -70,7 +70,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_refused_in_one_line(name, tmp_path):
+def test_attack_is_refused_in_one_line(name, tmp_path):
     raw, claim = ATTACKS[name]
     code, output = run(tmp_path, raw, certificate(raw, claim))
     (refusal,) = output.splitlines()
@@ -114,7 +114,7 @@ BILLION = {
 
 
 @pytest.mark.parametrize("name", BILLION)
-def test_every_claim_of_a_billion_workers_is_decided_within_a_gigabyte(name, tmp_path):
+def test_claims_of_a_billion_workers_are_decided_within_a_gigabyte(name, tmp_path):
     raw, hold = BILLION[name]
     assert set(SAMPLES) == set(checker.CLAIMS)
     for claim, members in SAMPLES.items():
@@ -143,7 +143,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_facts_of_a_hostile_schedule_end_soon_or_are_left_out(name, tmp_path):
+def test_facts_of_hostile_schedules_are_bounded_or_omitted(name, tmp_path):
     raw, status = HOSTILE[name]
     shape = {"schedule_sha256": "0" * 64, "num_workers": 2, "period": 1}
     try:
@@ -165,12 +165,12 @@ def test_facts_of_a_hostile_schedule_end_soon_or_are_left_out(name, tmp_path):
     b'{"version":NaN}', b'{"version":true}', b'{"version":' + b"9" * 5000 + b"}", b'{"version":1e999999999}', b"",
     b"[1]", b'{"version":1,"format":"pr\xe9duce"}', json.dumps(certificate(PAIR)).encode()[:-40],
 ])  # fmt: skip
-def test_a_hostile_file_is_unreadable(text, tmp_path):
+def test_hostile_file_is_unreadable(text, tmp_path):
     assert run(tmp_path, PAIR, text)[0] == 65
     assert run(tmp_path, text, certificate(PAIR))[0] == 65
 
 
-def test_an_endless_file_is_unreadable():
+def test_endless_file_is_unreadable():
     done = subprocess.run(
         [sys.executable, "-I", PROGRAM, "/dev/zero", "/dev/zero"],
         capture_output=True, text=True, timeout=SECONDS, check=False,

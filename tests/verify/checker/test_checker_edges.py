@@ -8,7 +8,7 @@ from helpers.readings import read
 
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.file}: {edge.rule}")
-def test_just_true_holds_and_just_false_is_refused(edge):
+def test_boundary_values_are_accepted_or_refused(edge):
     assert check_entry(*edge.true) is None
     refusal = check_entry(*edge.false) or "accepted"
     assert edge.says in refusal
@@ -30,7 +30,7 @@ def other(value):
 
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.file}: {edge.rule}")
-def test_what_no_entry_holds_is_refused_by_its_place(edge):
+def test_malformed_entry_members_are_refused_with_their_place(edge):
     schedule, entry = read(edge.true[0]), edge.true[1]
     for member in entry.keys() - {"claim", "method"}:
         for value, at in other(entry[member]):
@@ -47,10 +47,10 @@ def test_what_no_entry_holds_is_refused_by_its_place(edge):
     assert "unknown keys ['more']" in refusal
 
 
-def test_rules_of_edges_are_unique():
+def test_boundary_case_names_are_unique():
     assert len({(edge.file, edge.rule) for edge in EDGES}) == len(EDGES)
 
 
-def test_the_page_lists_every_row():
+def test_guards_page_is_current():
     """Written by `python docs/make_guards.py`."""
     assert PAGE.read_text(encoding="utf-8") == page()

@@ -58,14 +58,14 @@ def least(accepted, low, high):
         ([[1]], True),
     ],
 )
-def test_a_form_by_whole_numbers_without_room(monkeypatch, matrix, holds):
+def test_semidefinite_check_counts_every_remainder_without_spare_bits(monkeypatch, matrix, holds):
     """Without spare bits and shift each remainder counts, which those of 60 bits never do."""
     monkeypatch.setattr(linear_algebra, "FACTOR_BITS", 0)
     monkeypatch.setattr(linear_algebra, "SHIFT_BITS", 1000)
     assert accepts(linear_algebra.confirm_semidefinite, matrix, "here", Work("here")) == holds
 
 
-def test_a_form_near_the_edge_is_refused_by_its_place(monkeypatch):
+def test_indefinite_matrix_is_refused_with_its_place(monkeypatch):
     monkeypatch.setattr(linear_algebra, "FACTOR_BITS", 0)
     with pytest.raises(Refusal) as refused:
         linear_algebra.confirm_semidefinite([[9, 10], [10, 10]], "here", Work("here"))
@@ -74,7 +74,7 @@ def test_a_form_near_the_edge_is_refused_by_its_place(monkeypatch):
     )
 
 
-def test_a_form_is_accepted_from_the_shift_on():
+def test_semidefinite_check_accepts_margins_from_the_shift():
     """[[1, x], [x, 1]] · 2^50: accepted for x up to about 1 − 2⁻⁴⁵."""
     size = 2**50
     off = least(
@@ -97,7 +97,7 @@ def test_a_form_is_accepted_from_the_shift_on():
         ([[2]], 13, False),  # with one bit more it would hold
     ],
 )
-def test_a_norm_by_few_bits(monkeypatch, rows, squared, holds):
+def test_norm_check_with_few_bits(monkeypatch, rows, squared, holds):
     """Where one unit decides, which it never does of 32 bits."""
     monkeypatch.setattr(linear_algebra, "NORM_BITS", 0)
     assert accepts(linear_algebra.confirm_norm, Fraction(squared), rows, 1, "here", Work("here")) == holds
@@ -107,7 +107,7 @@ def test_a_norm_by_few_bits(monkeypatch, rows, squared, holds):
     ([[1]], 1, 932), ([[2]], 4, 3726), ([[1, 0], [0, 1]], 1, 932), ([[0, 3], [1, 0]], 9, 8380), (identity(4), 1, 1863),
     (identity(9), 1, 3726),
 ])  # fmt: skip
-def test_where_bounds_begin(rows, true, over):
+def test_smallest_accepted_norm_bounds(rows, true, over):
     """Pinned, in units of 10⁻¹²: a factor that allows for less than these is not the one that was proved."""
 
     def holds(units):
@@ -149,7 +149,7 @@ def test_pivots_have_the_signs_of_eigenvalues():
 # Steady states: whatever data a certificate brings, no bound below the metric
 
 
-def test_a_covariance_that_shrinks_is_no_bound():
+def test_too_small_covariance_is_refused():
     for name in ("rule", "explicit", "graph"):
         schedule = SCHEDULES[name]
         raw = dump_schedule(schedule)
@@ -169,7 +169,7 @@ def test_a_covariance_that_shrinks_is_no_bound():
         ([[2, 0], [0, 2]], [[2, 0], [0, 2]], [], False),
     ],
 )
-def test_a_period_makes_less_than_it_began_with_to_the_last_unit(after, before, digits, holds):
+def test_period_must_strictly_shrink_the_covariance(after, before, digits, holds):
     assert accepts(consensus_distance._confirm_smaller, after, before, digits, "here") == holds
 
 
@@ -189,7 +189,7 @@ def test_covariances_are_rounded_to_the_nearest_unit():
     (2, "1/8", 0, False), (2, "64", 0, False), (3, "34", 0, False), (3, "34", "99/100", False),
     (3, "34", "99/100", True), (2, "1/1000", "7/8", True), (5, "999/1000", "1/3", True),
 ])  # fmt: skip
-def test_numbers_of_a_joint_period_are_as_long_as_allowed(monkeypatch, n, lr, momentum, nesterov):
+def test_joint_period_integers_stay_within_the_bit_limit(monkeypatch, n, lr, momentum, nesterov):
     joint = read(own(n, [list(range(n))], lr=lr, momentum=momentum, nesterov=nesterov))
     growth, step = outer_steps._step(joint, 0, [])
     draw = random.Random(n)
@@ -219,7 +219,7 @@ def test_numbers_of_a_joint_period_are_as_long_as_allowed(monkeypatch, n, lr, mo
     graph(3, [(0, 1, "1/1000"), (1, 2, 5000)], [(2, 0, "-1/3")]), rule([2], 2, [([0, 1], [0], "3/7")], [([0], [])]),
     graph(2, [(0, 1, "-3/4")]),
 ], ids=["all", "factors", "weights", "blocks", "negative"])  # fmt: skip
-def test_a_phase_lengthens_integers_by_no_more_bits_than_are_foreseen(raw):
+def test_phase_grows_integers_within_the_predicted_bits(raw):
     schedule = read(raw)
     rows = [[(-1) ** (i + j) * (2**20 - 1) for j in range(schedule.width)] for i in range(schedule.width)]
     for t in range(schedule.period):
@@ -228,7 +228,7 @@ def test_a_phase_lengthens_integers_by_no_more_bits_than_are_foreseen(raw):
         assert max(longest, factor.bit_length() + 20) <= 20 + period.growth_bits(schedule, t)
 
 
-def test_work_is_counted_before_it_is_done_up_to_its_limit():
+def test_work_is_counted_up_to_its_limit():
     work = Work("here", 10)
     work.spend(4)
     work.spend(6)
@@ -236,7 +236,7 @@ def test_work_is_counted_before_it_is_done_up_to_its_limit():
     assert Work("here").limit == MAX_WORK == 10**10
 
 
-def test_what_every_check_is_counted_to_cost(monkeypatch):
+def test_counted_cost_of_every_check_is_pinned(monkeypatch):
     """The answer "too large" is the same on every machine, so what is counted is part of the answer."""
     spent = Counter()
 
@@ -264,7 +264,7 @@ COSTS = {
 }  # fmt: skip
 
 
-def test_a_list_that_differs_is_named_by_its_first_difference():
+def test_first_difference_of_two_lists_is_reported():
     confirm_equal("place", [1, [2, 3]], [1, [2, 3]])
     check_error(Refusal, r"place\[1\]\[0\] is 9; expected 2", confirm_equal, "place", [1, [9, 3]], [1, [2, 3]])
     check_error(Refusal, r"place is \[1\]; expected a list of 2: \[1, 2\]", confirm_equal, "place", [1], [1, 2])
@@ -277,7 +277,7 @@ def test_a_list_that_differs_is_named_by_its_first_difference():
     assert (Refusal("s", 65).status, Refusal("s\n", 1).sentence) == (65, "s\\u000a")
 
 
-def test_a_rule_whose_steps_per_round_differ_between_nodes_is_seen_group_by_group():
+def test_rule_with_uneven_steps_per_round_expands_to_groups():
     raw = {
         "kind": "static",
         "node_radices": [2, 2],
@@ -318,12 +318,12 @@ def added_bits(monkeypatch, module, compute, *arguments):
     return listed
 
 
-def test_a_round_of_edges_makes_room_for_its_weights_alone():
+def test_growth_bits_of_edges_depend_only_on_weights():
     """Both weights are 1/2, so the largest entry of 2·W is below 2·(1 + 2·(1/2 + 1/2))."""
     assert period.growth_bits(read(graph(2, [(0, 1, "1/2"), (1, 0, "1/2")])), 0) == (2 * 3).bit_length()
 
 
-def test_a_round_of_outer_steps_makes_room_for_rate_and_momentum(monkeypatch):
+def test_growth_bits_of_outer_steps_cover_rate_and_momentum(monkeypatch):
     """k = 2, q = 3, r/s = 5/7: below k·q²·(3·s + 5·r)."""
     schedule = own(2, [[0, 1]], lr="5/7", momentum="1/3")
     assert added_bits(monkeypatch, outer_steps, outer_steps.joint_period, read(schedule), ()) == [
@@ -331,7 +331,7 @@ def test_a_round_of_outer_steps_makes_room_for_rate_and_momentum(monkeypatch):
     ]
 
 
-def test_a_phase_of_cells_makes_room_for_the_workers_of_each(monkeypatch):
+def test_growth_bits_of_cells_cover_their_sizes(monkeypatch):
     """Cells of 1 and 3 workers: 4 in the denominator, where two cells of one worker would have 2."""
     cells = survives.Cells([1, 3], [[Average([0, 1], (), Fraction(1))]], [])
     assert added_bits(monkeypatch, survives, survives.off_mean, cells) == [(3 * 4).bit_length()]

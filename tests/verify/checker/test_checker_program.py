@@ -55,7 +55,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changed", "status", "says"), REFUSED)
-def test_a_certificate_says_what_it_must_and_no_more(changed, status, says, tmp_path, capsys):
+def test_malformed_certificates_are_refused(changed, status, says, tmp_path, capsys):
     assert answer(capsys, tmp_path, certificate(HALF, RATE), HALF)[0] == 0
     code, lines = answer(capsys, tmp_path, certificate(HALF, **changed), HALF)
     assert (code, lines[-1]) == (status, f"{'refuted' if status == 1 else 'unreadable'}: {says}")
@@ -84,7 +84,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("one", "other", "says"), FILES)
-def test_a_file_is_read_strictly(one, other, says, tmp_path, capsys):
+def test_files_are_parsed_strictly(one, other, says, tmp_path, capsys):
     status, lines = answer(capsys, tmp_path, one, other)
     assert status == (65 if says else 0)
     if says:
@@ -92,12 +92,12 @@ def test_a_file_is_read_strictly(one, other, says, tmp_path, capsys):
         assert len(lines) == 1
 
 
-def test_a_schedule_may_say_true_and_false(tmp_path, capsys):
+def test_schedule_may_contain_booleans(tmp_path, capsys):
     raw = over_all(transport={"codec": "int8", "error_feedback": True})
     assert answer(capsys, tmp_path, certificate(raw), raw)[0] == 0
 
 
-def test_a_file_may_just_be_as_large_as_the_limit(tmp_path, capsys):
+def test_file_size_limit_is_inclusive(tmp_path, capsys):
     large = json.dumps(HALF).encode().ljust(1000)
     for size, status in ((1000, 0), (999, 65)):
         code, lines = answer(capsys, tmp_path, certificate(HALF), large, "--max-bytes", str(size))
@@ -117,7 +117,7 @@ def test_a_file_may_just_be_as_large_as_the_limit(tmp_path, capsys):
     ["--max-bytes", "-1", "one", "two"],
     ["--max-bytes", "1" * 16, "one", "two"], ["--more", "1", "one", "two"], ["--one", "two"],
 ])  # fmt: skip
-def test_the_command_line_is_two_files_and_perhaps_a_limit(arguments, capsys):
+def test_invalid_command_lines_print_the_usage(arguments, capsys):
     assert checker.main(arguments) == 65
     usage = "usage: python -I checker [--max-bytes N] certificate.json schedule.json"
     assert capsys.readouterr().out == f"unreadable: {usage}\n"
@@ -129,7 +129,7 @@ def test_help_prints_the_usage(option, capsys):
     assert capsys.readouterr().out.startswith("usage: python -I checker")
 
 
-def test_files_that_are_not_there_or_change_places_are_named(tmp_path, capsys):
+def test_missing_and_swapped_files_are_reported(tmp_path, capsys):
     assert checker.main([f"{tmp_path}/none.json", "x"]) == 65
     assert capsys.readouterr().out == f"unreadable: {tmp_path}/none.json: No such file or directory\n"
     one = json.dumps(certificate(HALF, RATE)).encode()
@@ -139,7 +139,7 @@ def test_files_that_are_not_there_or_change_places_are_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("place", ["/dev/full", "a pipe without a reader"])
-def test_an_answer_that_cannot_be_written_is_one_line_at_most_and_no_proof(place, tmp_path):
+def test_failed_write_of_the_output_exits_with_65(place, tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(certificate(HALF, RATE)))
     (tmp_path / "s.json").write_text(json.dumps(HALF))
     if place == "/dev/full":
@@ -153,7 +153,7 @@ def test_an_answer_that_cannot_be_written_is_one_line_at_most_and_no_proof(place
     assert (done.returncode, done.stderr) == (65, said)
 
 
-def test_a_claim_is_printed_as_soon_as_it_holds(tmp_path, capsys, monkeypatch):
+def test_each_claim_is_flushed_once_confirmed(tmp_path, capsys, monkeypatch):
     """A user that ends a long check has what held so far."""
 
     class Pipe(io.StringIO):
@@ -168,7 +168,7 @@ def test_a_claim_is_printed_as_soon_as_it_holds(tmp_path, capsys, monkeypatch):
     assert pipe.seen[0] == "contraction: proved\n"
 
 
-def test_every_claim_and_every_fact_has_a_line(tmp_path, capsys, monkeypatch):
+def test_every_claim_and_fact_is_printed(tmp_path, capsys, monkeypatch):
     raw = groups(3, [[0, 1]])
     expected = [
         "conflict-free: fact",

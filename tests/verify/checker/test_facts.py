@@ -53,12 +53,12 @@ def compare(schedule):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_prover_says_every_fact_of_the_checker_and_they_are_true(name):
+def test_prover_and_checker_state_the_same_true_facts(name):
     assert compare(SCHEDULES[name])
 
 
 @pytest.mark.parametrize("schedules", [60, pytest.param(180, marks=pytest.mark.slow)])
-def test_so_they_do_of_random_schedules(schedules):
+def test_facts_of_random_schedules_are_true(schedules):
     draw, seen = random.Random("facts"), Counter()
     for number in range(schedules):
         schedule = random_allreduce(draw) if number % 4 == 0 else random_schedule(draw)
@@ -70,7 +70,7 @@ def test_so_they_do_of_random_schedules(schedules):
     assert min(seen[name] for name in JUDGES) > schedules / 6, "tables are seen often"
 
 
-def test_so_they_do_of_listed_groups_across_uneven_nodes_of_which_some_leave_workers_out():
+def test_facts_of_explicit_groups_on_uneven_nodes_are_true():
     draw, kinds = random.Random("listed groups"), set()
     for _ in range(150):
         workers = draw.sample(range(count := draw.randint(4, 12)), count)
@@ -260,14 +260,14 @@ JUST_SO = [
     *((document(nodes, size, kind="allreduce", transport={"codec": codec, **form}), "codec-error", sums) for nodes,
         size, codec, form, sums in CODED_SUMS),
 ])  # fmt: skip
-def test_facts_worked_out_by_hand(raw, name, numbers):
+def test_facts_match_manual_calculation(raw, name, numbers):
     facts = compute_facts(raw)
     assert (facts[name][1] if name in facts else None) == numbers
     assert not {"doubly-stochastic", "unit-sums"} <= facts.keys()
     assert same_text(facts, prove_facts(parse_schedule(json.dumps(raw).encode())))
 
 
-def test_what_a_fact_or_a_proof_supposes_of_the_program_is_said_with_it():
+def test_claims_list_their_assumptions_about_the_program():
     """By the prover, in text and JSON, and by the checker; what follows from rules supposes that these are obeyed."""
     seen = set()
     for schedule in SCHEDULES.values():
@@ -280,7 +280,7 @@ def test_what_a_fact_or_a_proof_supposes_of_the_program_is_said_with_it():
     assert seen == set(ASSUMED)
 
 
-def test_the_checker_prints_what_is_supposed_and_what_ends_with_a_failure(tmp_path, capsys):
+def test_checker_prints_assumptions_and_before_failure_marks(tmp_path, capsys):
     for name, until in (("survives-rule", " before a failure"), ("rule-exact", "")):
         schedule = SCHEDULES[name]
         for file, part in (("c", dict(prove(schedule).certificate)), ("s", dump_schedule(schedule))):
@@ -297,7 +297,7 @@ def test_the_checker_prints_what_is_supposed_and_what_ends_with_a_failure(tmp_pa
 
 @pytest.mark.parametrize("factors", [["1/2"], ["1/2", 1], ["3/4", "1/3"]])
 @pytest.mark.parametrize("lr", ["1/10", "3/2", "9/4"])
-def test_what_workers_add_arrives_by_outer_steps_where_all_leave_a_part_of_their_own(factors, lr):
+def test_updates_reach_all_workers_through_relaxed_outer_steps(factors, lr):
     """A unit that worker 0 adds, followed through rounds of all: x ← x + t·(a − x), a the shared outer parameters."""
     schedule = compute_facts(groups(3, *([([0, 1, 2], t)] for t in factors), payload={"outer": {"lr": lr}}))
     assert schedule["staleness"][1]["age"] == 0
@@ -309,7 +309,7 @@ def test_what_workers_add_arrives_by_outer_steps_where_all_leave_a_part_of_their
             assert min(values) > 0
 
 
-def test_what_is_not_so_is_not_stated():
+def test_false_facts_are_not_stated():
     assert not {"doubly-stochastic", "unit-sums"} & compute_facts(graph(2, [(0, 1, "1/2")])).keys(), "columns count"
     assert "staleness" not in compute_facts(groups(2, [([0, 1], 2)])), "a swap keeps nothing of its own"
     assert "staleness" in compute_facts(groups(2, [([0, 1], "199/100")]))
@@ -334,11 +334,11 @@ def test_what_is_not_so_is_not_stated():
         assert ("staleness" in compute_facts(document(2, 1, kind="allreduce", **merged))) == is_stated
 
 
-def test_groups_that_share_a_worker_have_no_facts():
+def test_overlapping_groups_have_no_facts():
     check_error(checker.Refusal, "groups that do not share worker 1", compute_facts, groups(4, [[0, 1], [1, 2]]))
 
 
-def test_what_the_facts_are_counted_to_cost(monkeypatch):
+def test_counted_cost_of_facts_is_pinned(monkeypatch):
     """Which facts are left out is the same on every machine, so what is counted is part of the answer.
 
     Of a gap the first fact pays for the bounds of all.
@@ -353,7 +353,7 @@ def test_what_the_facts_are_counted_to_cost(monkeypatch):
 COSTS = {"staleness": 35847, "end": 36627, "queues": 1520, "consensus": 4350}
 
 
-def test_a_fact_that_costs_too_much_is_named_and_left_out(monkeypatch):
+def test_too_expensive_facts_lose_their_numbers(monkeypatch):
     monkeypatch.setitem(checker.facts.__globals__, "MAX_WORK", 50)
     facts = compute_facts(groups(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]]))
     assert facts["end"] == (True, None)
@@ -379,5 +379,5 @@ def two_triangles(across, **gap):
         (two_triangles("3/4", backup=[1, 0, 0, 0, 0, 0], weights="uniform"), True),
     ],
 )
-def test_workers_agree_without_some_neighbors_unless_two_sets_of_them_can_do_without_each_other(raw, holds):
+def test_backup_consensus_fails_exactly_with_two_independent_sets(raw, holds):
     assert ("consensus" in compute_facts(raw)) == holds

@@ -67,7 +67,7 @@ def _of_size(symmetries, count):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_failures_have_one_pattern_exactly_if_exchanges_that_keep_groups_lead_from_one_to_the_other(name):
+def test_failures_share_a_pattern_exactly_if_symmetric(name):
     schedule = SCHEDULES[name]
     symmetries, n, swaps = _symmetries(schedule), schedule.num_workers, _exchanges(schedule)
     assert all(_keeps_groups(schedule, to) for to in swaps)
@@ -83,7 +83,7 @@ def test_failures_have_one_pattern_exactly_if_exchanges_that_keep_groups_lead_fr
 
 
 @pytest.mark.parametrize("name", ["figure 10", "three digits", "pairs of both"])
-def test_four_failures_of_one_pattern_are_equivalent_and_each_is_equivalent_to_a_class(name):
+def test_patterns_of_four_failures_imply_symmetry(name):
     """Two equivalent ones may have two patterns: where in one digit two pairs are equal, and in another two others."""
     square = StaticGroups(phases=RulePhases((3, 3), ((Block((0,), (0,)),), (Block((0,), (1,)),))))
     schedule = {**SCHEDULES, "pairs of both": Schedule("square", Cluster.regular(9, 1), square)}[name]
@@ -99,7 +99,7 @@ def test_four_failures_of_one_pattern_are_equivalent_and_each_is_equivalent_to_a
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_classes_are_a_failure_of_every_pattern(name):
+def test_classes_hold_one_failure_of_every_pattern(name):
     schedule = SCHEDULES[name]
     symmetries, n = _symmetries(schedule), schedule.num_workers
     for count in (1, 2, 3):
@@ -110,7 +110,7 @@ def test_the_classes_are_a_failure_of_every_pattern(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_classes_of_a_plan_are_those_of_its_workers_and_of_every_node(name, monkeypatch):
+def test_planned_classes_cover_worker_and_node_failures(name, monkeypatch):
     schedule = SCHEDULES[name]
     symmetries, cluster = _symmetries(schedule), schedule.cluster
     needed = {symmetries.pattern(cluster.workers_of(node)) for node in range(cluster.num_nodes)}
@@ -126,12 +126,12 @@ def test_the_classes_of_a_plan_are_those_of_its_workers_and_of_every_node(name, 
     check_error(TooLarge, "the failures that the plan covers fall into over", planned_classes, planned)
 
 
-def test_under_all_reduce_no_class_is_listed():
+def test_all_reduce_plan_lists_no_classes():
     uneven = Schedule("all", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(steps_per_round=(1, 2, 1, 1, 1)))
     assert planned_classes(replace(uneven, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 2))) == []
 
 
-def test_the_classes_of_figure_10_are_few_whatever_its_size():
+def test_class_count_of_figure_10_is_independent_of_size():
     """Local ranks 0 and 1 are of their own kinds; 2 and 3 stand in blocks of their own in phase 2."""
     small, large = (_symmetries(build("prague-figure-10", Cluster.regular(m, 4))) for m in (8, 250_000))
     for count in (1, 2):
@@ -140,14 +140,14 @@ def test_the_classes_of_figure_10_are_few_whatever_its_size():
     assert len(_of_size(large, 1)) == 4
 
 
-def test_a_rule_for_as_many_nodes_as_before_is_the_rule_itself():
+def test_rule_on_the_same_number_of_nodes_is_unchanged():
     """Not one of other radices: the factors 3, 2, 2 of 12 would be radices 3, 4 here."""
     rule = of_rule("rule", Cluster.regular(12, 2), (4, 3), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),)))
     read = checker.read_schedule(json.loads(json.dumps(dump_schedule(rule))))
     assert survives.on_nodes(read, 12) is read
 
 
-def test_survivors_have_as_many_cells_in_all_phases_as_the_limit(monkeypatch):
+def test_survivor_cell_limit_is_inclusive(monkeypatch):
     """Of 3 groups of 4 workers in 2 phases: 12 cells, and 12 for each phase."""
     groups = [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]], [list(range(12))]]
     schedule = of_groups("groups", Cluster.regular(12, 1), *groups)
@@ -158,7 +158,7 @@ def test_survivors_have_as_many_cells_in_all_phases_as_the_limit(monkeypatch):
     check_error(TooLarge, "over 35 cells of survivors in all phases", survives.cells_of, read, (0,), [], Work("it"))
 
 
-def test_kinds_of_as_many_workers_are_looked_at_as_the_limit(monkeypatch):
+def test_symmetry_worker_limit_is_inclusive(monkeypatch):
     schedule = SCHEDULES["groups 0"]
     monkeypatch.setattr(survives, "MAX_WIDTH", 8)
     assert len(_symmetries(schedule).kinds) == 8

@@ -34,13 +34,13 @@ from partreduce.verify.iteration_gap import halves
 CHECKER = Path(checker.__file__).parent
 
 
-def test_a_search_that_costs_too_much_is_given_up():
+def test_too_expensive_search_is_refused():
     events = events_of(graph_of("ring", 6), IterationGap())
     check_error(TooLarge, "here: too large", events.leads, 0, range(6), Work("here", 100))
 
 
 @pytest.mark.parametrize("name", ["a copy of version-1.0", "json"])
-def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_python(tmp_path, name):
+def test_checker_folder_runs_standalone_under_any_name(tmp_path, name):
     """Also next to files, and with files in it, that are called like modules of the standard library."""
     shutil.copytree(CHECKER, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for stranger in ("fractions.py", "random.py", "refusal.py", f"{name}/hashlib.py"):
@@ -57,7 +57,7 @@ def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_pyt
     assert "gap: follows from the protocol's rules: bound 1" in lines
 
 
-def test_the_program_runs_as_a_module_of_the_package_without_a_warning():
+def test_checker_runs_as_a_module_without_warnings():
     line = [sys.executable, "-W", "error", "-m", "partreduce.verify.checker", "only one file"]
     result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert (result.returncode, result.stderr) == (65, "")
@@ -90,7 +90,7 @@ def ring_based_16(gap):
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_settings_of_the_paper_are_proved_and_confirmed(name):
+def test_settings_of_the_hop_paper_are_proved_and_confirmed(name):
     """Hop's graph of 16 workers: essentials hold; the mean is a property, and without consensus a file is refuted."""
     gap = PAPER[name]
     schedule = ring_based_16(gap)
@@ -117,7 +117,7 @@ def test_settings_of_the_paper_are_proved_and_confirmed(name):
     assert facts["memory"]["places"] == max(sum(capacities_of(graph, gap, w).slots.values()) for w in range(16))
 
 
-def test_a_setting_without_matrices_gets_no_claim_about_them():
+def test_lossy_gap_settings_have_no_matrix_claims():
     """What holds of the same graph in synchronous rounds is refused, claim by claim."""
     plain = Schedule(
         "kept", Cluster.regular(16, 1), NeighborAveraging(rounds=ring_based_16(IterationGap()).strategy.rounds)
@@ -131,7 +131,7 @@ def test_a_setting_without_matrices_gets_no_claim_about_them():
 
 
 @pytest.mark.parametrize("weight", [Fraction(1), Fraction(-1, 3)])
-def test_weights_that_are_no_average_are_not_proved_with_backup_workers_either(weight):
+def test_non_averaging_weights_are_not_proved_with_backup_workers(weight):
     """With all updates there, what differs is multiplied by -2 (weight 1) or 2 (weight -1/3) in every step."""
     edges = [(u, v, weight) for u in range(3) for v in range(3) if u != v]
     rounds = Round.from_edges(3, edges)
@@ -152,7 +152,7 @@ def closed_pairs(sources, spare):
     return [(a, b) for a, b in itertools.combinations(closed, 2) if not a & b]
 
 
-def test_two_closing_sets_are_found_if_and_only_if_there_are_two():
+def test_two_closed_sets_matches_exhaustive_search():
     """What the checker finds, and what the prover finds quickly, against all sets of all workers."""
     rng = random.Random("closing sets")
     answers = {True: 0, False: 0}
@@ -180,7 +180,7 @@ def test_two_closing_sets_are_found_if_and_only_if_there_are_two():
     assert min(answers.values()) > 15
 
 
-def test_many_workers_are_certified_by_what_is_near_them():
+def test_gap_facts_of_many_workers_use_local_neighborhoods():
     n = 600
     gap = IterationGap(max_ig=4, backup=1, staleness=2, skip=SkipPolicy(limit=10))
     schedule = keeping_a_gap(METHODS["metropolis"](ring_based(n)), gap, n)
@@ -191,7 +191,7 @@ def test_many_workers_are_certified_by_what_is_near_them():
 
 
 @pytest.mark.parametrize("name", ["gap", "queues", "staleness", "memory"])
-def test_whichever_fact_is_asked_first_computes_the_bounds_within_its_own_work(name):
+def test_first_requested_gap_fact_pays_for_the_bounds(name):
     schedule = read(gap(staleness=1))
     assert fact(schedule, name, limit=1).numbers is None
     assert fact(schedule, name).numbers is not None

@@ -24,7 +24,7 @@ from partreduce.verify.checker.strict_json import read_file
 
 
 @pytest.mark.parametrize("documents", [400, pytest.param(2500, marks=pytest.mark.slow)])
-def test_of_corrupted_documents(documents):
+def test_loader_and_checker_agree_on_corrupted_documents(documents):
     draw, seen = random.Random("documents"), Counter()
     raws = {name: dump_schedule(schedule) for name, schedule in SCHEDULES.items()}
     while seen.total() < documents:
@@ -64,14 +64,14 @@ def gap_document(draw):
 
 
 @pytest.mark.parametrize("documents", [400, pytest.param(3000, marks=pytest.mark.slow)])
-def test_of_graphs_and_gaps_drawn_at_random(documents):
+def test_loader_and_checker_agree_on_random_gap_documents(documents):
     draw = random.Random("gaps")
     seen = Counter(agree(gap_document(draw)) for _ in range(documents))
     assert min(seen.values()) > documents / 10
 
 
 @pytest.mark.parametrize("edge", READ_EDGES, ids=lambda edge: f"{edge.file}: {edge.rule}")
-def test_what_is_just_allowed_both_read_and_what_is_not_both_refuse(edge):
+def test_loader_and_checker_agree_on_boundary_values(edge):
     assert agree(edge.true[0])
     assert not agree(edge.false[0])
     said = refusal(edge.false[0])
@@ -168,7 +168,7 @@ def fits(value, form):
 
 
 @pytest.mark.parametrize("number", range(len(WHOLE)))
-def test_schema_model_and_checker_agree_on_every_member(number):
+def test_schema_loader_and_checker_agree_on_every_member(number):
     raw, read = WHOLE[number], 0
     assert agree(raw)
     assert refusal(raw) is None
@@ -180,7 +180,7 @@ def test_schema_model_and_checker_agree_on_every_member(number):
     assert read > 20
 
 
-def test_every_member_of_the_schema_that_the_checker_reads_is_changed():
+def test_mutations_cover_every_schema_member():
     """Of every closed object all members, of every list its items, of every choice each word."""
     places = {re.sub(r"\[0\]", "[]", place) for raw in WHOLE for place, _ in changes(raw, READ)}
     for form in forms(READ["properties"]["strategy"]):
@@ -194,7 +194,7 @@ def test_every_member_of_the_schema_that_the_checker_reads_is_changed():
                 assert f".strategy.sync.{word}.{member}" in places
 
 
-def test_the_interpreter_knows_every_word_of_the_schema():
+def test_interpreter_supports_every_schema_keyword():
     known = {"$ref", "$defs", "$schema", "additionalProperties", "anyOf", "const", "default", "description", "enum",
              "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "oneOf", "pattern",
              "properties", "required", "title", "type"}  # fmt: skip
@@ -214,7 +214,7 @@ def test_the_interpreter_knows_every_word_of_the_schema():
     assert set(words(READ)) <= known
 
 
-def test_a_fault_is_named_by_its_place_in_lists_of_lists():
+def test_errors_in_nested_lists_report_the_path():
     raw = groups(6, [[0, 1], [2, 3]], [[0, 1], [2, "x"]])
     assert refusal(raw) == "strategy.phases[1][1].group[1]: must be an integer 0..2147483647"
     raw["strategy"]["phases"][1][1] = {"group": [2, 3], "relaxed": 1}
@@ -241,7 +241,7 @@ NOT_CANONICAL = {
 
 
 @pytest.mark.parametrize("name", NOT_CANONICAL)
-def test_another_form_than_the_canonical_one_is_refused_in_a_line_that_says_how_to_write_it(name):
+def test_non_canonical_form_is_refused_with_export_hint(name):
     raw, says = NOT_CANONICAL[name]
     assert agree(raw)
     assert says in refusal(raw)
@@ -251,13 +251,13 @@ def test_another_form_than_the_canonical_one_is_refused_in_a_line_that_says_how_
     assert refusal(written(raw)) is None
 
 
-def test_a_value_of_no_type_that_fits_is_refused_by_all_that_do():
+def test_type_error_lists_every_allowed_type():
     assert refusal(groups(2, [[0, 1]], steps_per_round="2")) == (
         "strategy.steps_per_round: must be an integer or a list"
     )
 
 
-def test_the_checker_alone_reads_a_gap_of_2_20_workers_at_most():
+def test_checker_limits_gap_graphs_to_2_20_workers():
     assert refusal(gap(n=2**20)) is None
     assert refusal(gap(n=2**20 + 1)) == "strategy.sync.iteration_gap: over 1048576 workers"
 
@@ -280,7 +280,7 @@ def factors_over(bits):
     ("phases", lambda factors: rule([2], len(factors), [([i], [0], f) for i, f in enumerate(factors)])),
     ("rounds", lambda factors: graph(len(factors) + 1, [(i, i + 1, f) for i, f in enumerate(factors)])),
 ], ids=["groups", "blocks", "edges"])  # fmt: skip
-def test_the_checker_alone_reads_common_denominators_of_2_14_bits_at_most(place, of):
+def test_checker_limits_common_denominators_to_2_14_bits(place, of):
     says = f"strategy.{place}[0]: the common denominator has over 16384 bits"
     assert refusal(of(factors_over(2**14))) is None
     assert refusal(of(factors_over(2**14 + 1))) == says
@@ -291,7 +291,7 @@ def test_the_checker_alone_reads_common_denominators_of_2_14_bits_at_most(place,
     ("+3/2", False), (" 3/2", False), ("3/-2", False), ("9" * 64, True), ("9" * 65, False), ("0/7", True),
     ("\u0663/2", False), ("3/2\n", False), ("", False), ("1.5", False),
 ])  # fmt: skip
-def test_a_fraction_has_no_other_spelling_for_one_than_for_the_other(relaxation, reads):
+def test_loader_and_checker_agree_on_fraction_syntax(relaxation, reads):
     raw = dump_schedule(SCHEDULES["explicit"])
     raw["strategy"]["phases"][0][0]["relaxation"] = relaxation
     assert agree(raw) == reads
@@ -309,7 +309,7 @@ def nest(depth):
     (f'{{"x":-{2**53}}}', False), (f'{{"x":"{2**60}"}}', True), (r'{"x":"\ud83d\ude00"}', True),
     (r'{"x":"\ud83d"}', False), (r'{"\ude00":1}', False), ('{"x":1,"x":1}', False), ('{"x":NaN}', False),
 ])  # fmt: skip
-def test_a_file_is_json_for_both_or_for_neither(member, reads, tmp_path):
+def test_loader_and_checker_agree_on_json_syntax(member, reads, tmp_path):
     text = json.dumps(dump_schedule(SCHEDULES["explicit"]))
     text = f'{text[:-1]}, "certificate": {member}}}'
     (path := tmp_path / "schedule.json").write_text(text)
@@ -325,7 +325,7 @@ def test_a_file_is_json_for_both_or_for_neither(member, reads, tmp_path):
 
 
 @pytest.mark.parametrize(("depth", "says"), [(32, ""), (33, "is nested deeper than 32 levels"), (900, "32 levels")])
-def test_a_certificate_is_nested_32_deep_at_most(depth, says, tmp_path):
+def test_certificates_nest_at_most_32_levels(depth, says, tmp_path):
     (path := tmp_path / "certificate.json").write_text(nest(depth))
     if not says:
         assert read_file(str(path), is_certificate=True) == json.loads(nest(depth))
@@ -336,7 +336,7 @@ def test_a_certificate_is_nested_32_deep_at_most(depth, says, tmp_path):
 @pytest.mark.parametrize(
     ("relaxation", "reads"), [(2**53 - 1, True), (2**53, False), (1 - 2**53, True), (-(2**53), False)]
 )
-def test_an_integer_that_others_would_round_is_refused(relaxation, reads):
+def test_integers_beyond_2_53_are_refused(relaxation, reads):
     raw = dump_schedule(SCHEDULES["explicit"])
     raw["strategy"]["phases"][0][0]["relaxation"] = relaxation
     assert agree(raw) == reads

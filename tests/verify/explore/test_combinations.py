@@ -22,19 +22,19 @@ from partreduce.strategies import GroupSplit, IterationGap, SlowWorkerPolicy
 
 
 @pytest.mark.parametrize("configuration", generator.FACTORS.pairs(), ids=lambda c: c.name)
-def test_the_generator_survives_every_pair_of_circumstances(configuration):
+def test_group_generator_properties_hold_for_every_pair_of_factors(configuration):
     assert configuration.run().require().holds
 
 
 @pytest.mark.parametrize("configuration", hop.FACTORS.pairs(), ids=lambda c: c.name)
-def test_hop_survives_every_pair_of_settings(configuration):
+def test_hop_properties_hold_for_every_pair_of_factors(configuration):
     found = configuration.run().require()
     assert found.holds
     assert configuration.network.suspicions or hop.is_tight(configuration, found)
 
 
 @pytest.mark.parametrize("configuration", pairing.FACTORS.triples(), ids=lambda c: c.name)
-def test_the_pairing_survives_every_triple_of_circumstances(configuration):
+def test_pairing_properties_hold_for_every_triple_of_factors(configuration):
     assert configuration.run().require().holds
 
 
@@ -96,7 +96,7 @@ bug("generator", "handle", "a worker that was given up is heard again", "no dead
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_bug_is_killed_in_its_row_and_the_system_survives_it(name):
+def test_seeded_bug_fails_only_in_the_mutated_system(name):
     _, _, _, (prop, values) = BUGS[name]
     row = generator.FACTORS.row(**values)
     assert row in {*generator.FACTORS.rows(2), *generator.FACTORS.rows(3)}
@@ -107,7 +107,7 @@ def test_the_bug_is_killed_in_its_row_and_the_system_survives_it(name):
     assert len(BUGS) == 9
 
 
-def test_word_that_a_group_is_void_is_never_out_of_date():
+def test_void_message_of_an_old_generation_still_applies():
     """The explorer found this one in the protocol, in a system with four circumstances at once."""
     configuration = generator.TWO_VOIDS
     system = replace(configuration.machine)
@@ -128,7 +128,7 @@ def test_word_that_a_group_is_void_is_never_out_of_date():
     assert (state.stage, state.generation) == (ALONE, 2)
 
 
-def test_an_active_worker_that_asks_an_active_one_is_noticed():
+def test_request_between_active_workers_is_a_violation():
     class Bold(Pairing):
         def ready(self, process, state):
             asks = super().ready(process, state)
@@ -142,7 +142,7 @@ def test_an_active_worker_that_asks_an_active_one_is_noticed():
     assert found.finding("only who answers is asked").verdict == "fails"
 
 
-def test_the_page_lists_every_bug():
+def test_seeded_bugs_page_lists_every_bug():
     page = (Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md").read_text(encoding="utf-8")
     assert [name for name in BUGS if f"| {name} |" not in page] == []
 
@@ -163,12 +163,12 @@ def problem_of_hop(configuration, kind=Hop):
 
 
 @pytest.mark.parametrize("configuration", [c for c in HOP if c.symmetry], ids=lambda c: c.name)
-def test_folded_states_of_hop_are_the_orbits(configuration):
+def test_folded_states_of_hop_match_the_orbits(configuration):
     assert problem_of_hop(configuration) is None
 
 
 @pytest.mark.parametrize("configuration", [c for c in PAIRING if c.symmetry], ids=lambda c: c.name)
-def test_folded_states_of_the_pairing_are_the_orbits(configuration):
+def test_folded_states_of_pairing_match_the_orbits(configuration):
     machine = configuration.machine
     assert fold_problem(configuration.explored().machine, machine.graph, machine.roles, configuration.network) is None
 
@@ -185,7 +185,7 @@ def test_backup_workers_break_the_symmetry():
     assert fold_problem(Blind(graph, UNEVEN), graph, UNEVEN.backups(3), Network()) is not None
 
 
-def test_a_renaming_that_forgets_acknowledgements_is_noticed():
+def test_renaming_without_acknowledgements_is_detected():
     class Forgetful(Hop):
         def renamed(self, process, state, permutation):
             return replace(super().renamed(process, state, permutation), acked=state.acked)

@@ -83,13 +83,13 @@ class Impatient(StopAndWait):
         return (*after, copies), actions
 
 
-def test_alternating_bit_survives_a_line_that_loses_and_doubles():
+def test_alternating_bit_tolerates_loss_and_duplication():
     found = explore(Impatient(), properties=(SAFE,), network=Network(losses=1, duplicates=1))
     assert found.holds
     assert found.states > 200
 
 
-def test_without_the_bit_a_doubled_message_is_taken_twice_and_the_trace_is_shortest():
+def test_duplicate_without_the_bit_is_found_with_a_shortest_trace():
     found = explore(Impatient(bit=False), properties=(SAFE,), network=Network(duplicates=1))
     finding = found.finding("nothing lost or doubled")
     assert finding.verdict == "fails"
@@ -97,7 +97,7 @@ def test_without_the_bit_a_doubled_message_is_taken_twice_and_the_trace_is_short
     assert "will arrive again" in str(finding.trace)
 
 
-def test_a_lost_message_deadlocks_a_sender_without_timeout():
+def test_lost_message_deadlocks_a_sender_without_timeout():
     class Trusting(StopAndWait):
         def ready(self, process, state):
             return tuple(e for e in super().ready(process, state) if e != "timeout")
@@ -109,7 +109,7 @@ def test_a_lost_message_deadlocks_a_sender_without_timeout():
         found.require()
 
 
-def test_a_cut_search_never_says_holds():
+def test_truncated_search_is_undecided():
     found = explore(StopAndWait(items=50), properties=(SAFE, NoDeadlock()), max_states=40)
     assert not found.complete
     assert not found.holds
@@ -118,7 +118,7 @@ def test_a_cut_search_never_says_holds():
     check_error(UndecidedError, "40 states", found.require)
 
 
-def test_a_violation_found_before_the_cut_counts():
+def test_violation_before_the_state_limit_is_reported():
     found = explore(Impatient(bit=False, items=9), properties=(SAFE,), network=Network(duplicates=1), max_states=60)
     assert found.finding("nothing lost or doubled").verdict == "fails"
 
@@ -141,7 +141,7 @@ class TwoSpinners:
         return (1 - state, ()) if event == "turn" else (state, ())
 
 
-def test_weak_fairness_lets_every_process_that_stays_able_to_move():
+def test_weak_fairness_schedules_every_enabled_process():
     goal = Progress("1 turns", lambda label: label.verb == "step" and label.process == 1)
     assert explore(TwoSpinners(), properties=(goal,)).holds
 
@@ -170,7 +170,7 @@ class Door:
         return ("inside" if state == "inside" else event.message), ()
 
 
-def test_a_fair_run_that_starves_a_process_is_found_as_a_lasso():
+def test_starvation_under_fairness_is_found_as_a_lasso():
     found = explore(
         Door(),
         properties=(Progress("1 gets in", lambda label: label.verb == "step" and label.process == 1),),
@@ -183,7 +183,7 @@ def test_a_fair_run_that_starves_a_process_is_found_as_a_lasso():
     assert "repeat" in str(finding.trace)
 
 
-def test_a_crash_stops_a_process_and_can_be_detected():
+def test_crash_stops_a_process_and_is_detectable():
     seen = []
 
     class Watching(TwoSpinners):
@@ -200,7 +200,7 @@ def test_a_crash_stops_a_process_and_can_be_detected():
     assert silent.states == 2 * 2 + 2 + 2
 
 
-def test_an_error_in_the_protocol_is_a_finding_with_its_trace():
+def test_exception_in_a_transition_is_a_finding_with_a_trace():
     class Fragile(TwoSpinners):
         def step(self, process, state, event):
             if process == 1 and state == 1:
@@ -215,7 +215,7 @@ def test_an_error_in_the_protocol_is_a_finding_with_its_trace():
     assert [step.process for step in finding.trace.steps] == [1]
 
 
-def test_reordering_reaches_more_states_than_first_in_first_out():
+def test_reordering_reaches_more_states_than_fifo():
     @dataclass(frozen=True)
     class Talker(TwoSpinners):
         def start(self, process):
@@ -250,7 +250,7 @@ class Suspects(TwoSpinners):
         return (state if state == "alone" else 1 - state), ()
 
 
-def test_a_process_that_is_taken_for_dead_continues():
+def test_suspected_process_continues():
     went_on = PerState("is still", lambda view: "it turns" if view.processes == ("alone", 1) else None)
     found = explore(Suspects(), properties=(went_on,), network=Network(suspicions=1))
     trace = found.finding("is still").trace
@@ -260,7 +260,7 @@ def test_a_process_that_is_taken_for_dead_continues():
     assert explore(Suspects(), network=Network()).states == 4
 
 
-def test_who_has_crashed_neither_suspects_nor_is_suspected():
+def test_crashed_process_is_never_part_of_a_suspicion():
     seen = []
     keep = PerState("seen", lambda view: seen.append(view.processes))
     assert explore(Suspects(), properties=(keep,), network=Network(suspicions=1, crashes=2)).complete
@@ -291,7 +291,7 @@ class Letters:
 
 
 @pytest.mark.parametrize("delay", [True, False])
-def test_of_what_is_sent_over_a_link_that_is_cut_a_first_part_arrives_and_both_sides_hear_of_the_cut(delay):
+def test_cut_link_delivers_a_prefix_and_notifies_both_sides(delay):
     seen, cut = set(), set()
 
     def note(view):
@@ -309,7 +309,7 @@ def test_of_what_is_sent_over_a_link_that_is_cut_a_first_part_arrives_and_both_s
     assert {got for sent, got in seen if sent[:1] == ("gone",) and got[:1] == ("first",)} == set(), "written too late"
 
 
-def test_networks_and_properties_that_mean_nothing_are_refused():
+def test_invalid_networks_and_properties_are_refused():
     check_error(InputError, "share a name", explore, TwoSpinners(), properties=(SAFE, SAFE))
     check_error(InputError, "set delay", Network, delay=False, losses=1)
     check_error(InputError, "keep their order", Network, cuts=1, reorder=True)
@@ -319,7 +319,7 @@ def test_networks_and_properties_that_mean_nothing_are_refused():
         check_error(InputError, "takes another process for dead", explore, TwoSpinners(), network=network)
 
 
-def test_a_trace_says_who_is_cut_off():
+def test_trace_names_the_disconnected_process():
     never = PerState("never", lambda view: "heard" if "gone" in view.processes[1] else None)
     trace = explore(Letters(), properties=(never,), network=Network(cuts=1)).finding("never").trace
     assert str(trace).startswith("  1. 0 is cut off\n  2. 0 → 1: Crashed() arrives")

@@ -46,7 +46,7 @@ def test_all_properties_hold_and_the_bound_is_attained(configuration, record_pro
     assert found.states == STATES.get(configuration.name, found.states)
 
 
-def test_configurations_have_names_of_their_own():
+def test_configuration_names_are_unique():
     assert len({c.name for c in SMALL + LARGE}) == len(SMALL + LARGE)
     assert {c.name for c in SMALL} >= set(STATES)
 
@@ -54,7 +54,7 @@ def test_configurations_have_names_of_their_own():
 @pytest.mark.parametrize(
     "setting", [IterationGap(), IterationGap(max_ig=2), IterationGap(staleness=1, max_ig=1)], ids=str
 )
-def test_late_messages_and_fine_steps_reach_the_same_gaps_as_messages_at_once(setting):
+def test_delays_and_fine_steps_do_not_change_the_gaps(setting):
     graph = ring(3)
     delayed = explore(Hop(graph, setting))
     fine = explore(Hop(graph, setting, fine=True))
@@ -63,7 +63,7 @@ def test_late_messages_and_fine_steps_reach_the_same_gaps_as_messages_at_once(se
     assert at_once.states < delayed.states < fine.states
 
 
-def test_every_worker_continues_for_ever_under_fairness():
+def test_every_worker_makes_progress_under_fairness():
     machine = Hop(ring(3), IterationGap(max_ig=1))
     goals = [
         Progress(f"worker {w} continues", lambda label, w=w: label.verb == "step" and label.process == w)
@@ -72,7 +72,7 @@ def test_every_worker_continues_for_ever_under_fairness():
     assert explore(machine, properties=(NoDeadlock(), *goals)).holds
 
 
-def test_a_skip_as_far_as_tokens_reach_leaves_others_waiting_for_ever():
+def test_skip_limited_only_by_tokens_deadlocks():
     """Passing those who wait for one's updates, as section 5's max_jump = min(tokens) allows, ends in a deadlock."""
 
     class Passing(Hop):
@@ -89,13 +89,13 @@ def test_a_skip_as_far_as_tokens_reach_leaves_others_waiting_for_ever():
     assert explore(Hop(both_ways(3), setting), network=Network(delay=False)).holds
 
 
-def test_lost_update_deadlocks_and_the_trace_names_it():
+def test_lost_update_deadlocks_with_a_trace():
     found = explore(Hop(ring(2), IterationGap()), network=Network(losses=1))
     trace = str(found.finding("no deadlock").trace)
     assert "is lost" in trace
 
 
-def test_after_a_crash_the_others_stop_where_the_bound_says():
+def test_survivors_of_a_crash_stop_at_the_gap_bound():
     machine = Hop(ring(4), IterationGap(max_ig=2))
     found = explore(machine, network=Network(delay=False, crashes=1), symmetry=False)
     finding = found.finding("no deadlock")

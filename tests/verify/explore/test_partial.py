@@ -229,11 +229,11 @@ def test_all_properties_hold(configuration, record_property):
     assert found.holds, found
 
 
-def test_names_of_configurations_are_unique():
+def test_configuration_names_are_unique():
     assert len({c.name for c in SMALL + LARGE}) == len(SMALL + LARGE)
 
 
-def test_all_properties_hold_under_every_pair_of_circumstances():
+def test_all_properties_hold_for_every_pair_of_factors():
     found = {configuration.name: configuration.run() for configuration in FACTORS.pairs()}
     assert [name for name, exploration in found.items() if not exploration.holds] == []
     assert sum(exploration.states for exploration in found.values()) == 63_042

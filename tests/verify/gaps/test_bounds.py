@@ -19,7 +19,7 @@ DIAMETER = {"ring": 8, "ring-based": 4, "double-ring": 3}
 
 
 @pytest.mark.parametrize("name", ["ring", "ring-based", "double-ring"])
-def test_table_1_of_hop_at_16_workers(name):
+def test_published_bounds_match_table_1_of_hop_at_16_workers(name):
     """The six rows of Hop's Table 1 on its three graphs, from path lengths that networkx finds."""
     graph = graph_of(name, 16)
     d = path_lengths(graph)
@@ -122,7 +122,7 @@ def at_most(matrix, limit):
 
 @pytest.mark.parametrize("graphs", [PER_SETTING // 8, pytest.param(PER_SETTING, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_exact_bound_is_what_exploration_attains(name, graphs, record_property):
+def test_exact_bounds_match_exhaustive_exploration(name, graphs, record_property):
     rng = random.Random(f"gaps {name}")
     states = below_paper = 0
     for _ in range(graphs):
@@ -149,7 +149,7 @@ def plus(bound, amount):
     return None if bound is None else bound + amount
 
 
-def test_one_workers_capacities_are_those_of_all_pairs():
+def test_capacities_of_one_worker_match_all_pairs_bounds():
     """Its queues and its out-neighbors' queues for it, on graphs with and without ways back."""
     rng = random.Random("one worker")
     for _ in range(200):
