@@ -140,7 +140,7 @@ def test_random_partition_factor(key):
     ("node-then-all", 16, {"node_round": 3}, "did you mean node_rounds"),
     ("prague-figure-10", 16, {"every": 3}, "has no parameters"),
 ])  # fmt: skip
-def test_impossible_wishes_name_the_nearest_possible_thing(name, n, parameters, wanted):
+def test_invalid_parameters_suggest_the_nearest_valid_value(name, n, parameters, wanted):
     with pytest.raises(ScheduleError) as caught:
         build(name, n, **parameters)
     assert wanted in str(caught.value)
@@ -148,13 +148,13 @@ def test_impossible_wishes_name_the_nearest_possible_thing(name, n, parameters, 
 
 
 @pytest.mark.parametrize("name", ["random-regular", "random-partitions"])
-def test_seeds_repeat_and_differ(name):
+def test_equal_seeds_repeat_and_other_seeds_differ(name):
     n = 40
     assert build(name, n, seed=1) == build(name, n, seed=1)
     assert build(name, n, seed=1).strategy != build(name, n, seed=2).strategy
 
 
-def test_a_refuted_import_says_which_law_it_breaks():
+def test_non_stochastic_import_is_refuted():
     proof = prove(from_networkx(nx.star_graph(5), weights="uniform"))
     assert proof.verdict == "refuted"
     refuted = {claim.claim for claim in proof.claims if claim.status == "refuted"}
@@ -162,7 +162,7 @@ def test_a_refuted_import_says_which_law_it_breaks():
 
 
 @pytest.mark.parametrize(("ends", "setting", "gap"), [("spread", "c", 0.268848), ("gateway", "b", 0.268192)])
-def test_clustered_graphs_hold_two_of_hops_figure_21(ends, setting, gap):
+def test_clustered_graphs_match_hop_figure_21(ends, setting, gap):
     cluster = Cluster.parse("4,2,2")
     ours = registry.build("clustered", cluster, ends=ends)
     theirs = registry.build("hop-figure-21", cluster, setting=setting)
@@ -173,7 +173,7 @@ def test_clustered_graphs_hold_two_of_hops_figure_21(ends, setting, gap):
 
 @pytest.mark.parametrize("text", ["2x1", "3x2", "4x4", "3,3,2", "1,5"])
 @pytest.mark.parametrize("links", [1, 2, 5])
-def test_clustered_graphs_have_the_links_that_were_asked_for(text, links):
+def test_clustered_graphs_have_the_requested_links(text, links):
     cluster = Cluster.parse(text)
     node_of, sizes = cluster.node_of(), cluster.node_sizes()
     for across in ("ring", "complete"):
@@ -191,7 +191,7 @@ def test_clustered_graphs_have_the_links_that_were_asked_for(text, links):
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 10, 250_000])
-def test_figure_10_is_the_published_one_for_four_workers_and_even_nodes(nodes):
+def test_figure_10_matches_the_published_rule(nodes):
     rule = figure_10_rule(nodes, 4)
     everyone = (0, 1) if nodes > 2 else (0,)
     assert rule.node_radices == ((2, nodes // 2) if nodes > 2 else (2,))
@@ -219,12 +219,12 @@ EXACT = {
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, listed in EXACT.items() for text in listed])
-def test_a_period_is_exact(name, text):
+def test_period_is_exact(name, text):
     assert contraction(registry.build(name, Cluster.parse(text))).value == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("limit", [2, 3, 4, 8])
-def test_hyper_cuboid_is_exact_whenever_primes_allow(limit):
+def test_hyper_cuboid_is_exact_if_prime_factors_fit(limit):
     for size in range(2, 65):
         cluster = Cluster.regular(1, size)
         if max(prime_factors(size)) > limit:

@@ -62,7 +62,7 @@ def stochastic_law(matrix):
 
 
 @pytest.mark.parametrize(("name", "cluster"), CASES)
-def test_an_entry_is_a_schedule_of_partitions_or_weights_that_reaches_everyone_and_its_own_file(name, cluster):
+def test_every_entry_is_valid_reaches_consensus_and_round_trips(name, cluster):
     built = build(name, cluster)
     if built is None:
         return
@@ -115,7 +115,7 @@ def public_functions(package):
 
 
 @pytest.mark.parametrize("package", ["partreduce.schedulers.rules", "partreduce.schedulers.constructions"])
-def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
+def test_every_builder_function_is_registered(package):
     rows = [registry.entry(name).make for name in registry.names()]
     built = {make.func if isinstance(make, partial) else make for make in rows}
     builders = {
@@ -131,7 +131,7 @@ def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
     assert not missing, f"{missing}: add a row to a table of schedulers/catalogue/"
 
 
-def test_every_graph_has_a_row_of_its_name():
+def test_every_graph_is_registered():
     graphs = {
         name.rpartition(".")[2].removesuffix("_graph").replace("_", "-")
         for name, function in public_functions("partreduce.topo.graphs").items()
@@ -142,17 +142,17 @@ def test_every_graph_has_a_row_of_its_name():
     assert not missing, f"{missing}: add a row to schedulers/catalogue/graphs.py"
 
 
-def test_names_are_given_once():
+def test_names_are_unique():
     tables = (*RULES, *OUTER_STEPS, *GRAPHS, *PER_ROUND)
     assert [row.name for row in tables] == registry.names()
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", 1.5, True, "", None, 10**30])
-def test_bad_parameter_values_are_refused(value):
+def test_invalid_parameter_values_are_refused(value):
     check_error(ScheduleError, "allreduce: every", registry.build, "allreduce", Cluster.parse("4x4"), every=value)
 
 
-def test_text_values_are_read():
+def test_text_values_are_parsed():
     cluster = Cluster.parse("4x4")
     assert registry.build("allreduce", cluster, every="4") == registry.build("allreduce", cluster, every=4)
     assert registry.build("node-then-all", cluster, **{"node-rounds": "2"}).period == 3
@@ -168,14 +168,14 @@ def test_rules_stay_rules_for_a_million_workers(name):
     assert schedule.num_workers == 1_000_000
 
 
-def test_steps_per_round_of_allreduce_are_every():
+def test_every_sets_steps_per_round_of_allreduce():
     schedule = registry.build("allreduce", Cluster.parse("4x4"), every=5)
     assert isinstance(schedule.strategy, AllReduce)
     assert schedule.strategy.steps_per_round == 5
     assert schedule.name == "allreduce(every=5)"
 
 
-def test_the_catalogue_page_is_current():
+def test_catalogue_page_is_current():
     root = Path(__file__).parents[2]
     spec = spec_from_file_location("make_catalogue", root / "docs" / "make_catalogue.py")
     module = module_from_spec(spec)

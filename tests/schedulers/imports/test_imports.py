@@ -78,7 +78,7 @@ def test_directed_edge_list(tmp_path):
     assert list(round_.edges()) == [(2, 0, Fraction(1, 2)), (0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 2))]
 
 
-def test_networkx_graphs_of_any_names():
+def test_networkx_graphs_with_any_node_names():
     schedule = from_networkx(nx.petersen_graph(), name="petersen")
     assert schedule.strategy.rounds[0].weights == (Fraction(1, 4),)
     assert from_networkx(nx.relabel_nodes(nx.path_graph(3), {0: "a", 1: "b", 2: "c"})).num_workers == 3
@@ -101,7 +101,7 @@ def test_bluefog_weighted_digraph_is_the_static_exponential_graph(n):
     assert from_networkx(bluefog_exponential(n)).strategy.rounds == (weigh(exponential(n)),)
 
 
-def test_our_own_schedules_pass_through(tmp_path):
+def test_partreduce_schedules_import_unchanged(tmp_path):
     schedule = registry.build("prague-figure-10", Cluster.parse("4x4"))
     write_schedule(tmp_path / "s.json", schedule)
     assert import_schedule(tmp_path / "s.json") == schedule
@@ -139,13 +139,13 @@ MATRICES = [
 
 
 @pytest.mark.parametrize(("rows", "problem"), MATRICES)
-def test_bad_matrices_are_refused_in_one_line(tmp_path, rows, problem):
+def test_invalid_matrices_are_refused_in_one_line(tmp_path, rows, problem):
     np.save(tmp_path / "a.npy", np.array(rows, dtype=float))
     check_error(InputError, problem, import_schedule, tmp_path / "a.npy")
 
 
 @pytest.mark.parametrize(("name", "text", "problem"), BAD, ids=[case[0] for case in BAD])
-def test_bad_files_are_refused_in_one_line_that_names_them(tmp_path, name, text, problem):
+def test_invalid_files_are_refused_in_one_line(tmp_path, name, text, problem):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InputError, match=problem) as caught:
@@ -155,7 +155,7 @@ def test_bad_files_are_refused_in_one_line_that_names_them(tmp_path, name, text,
 
 
 @pytest.mark.parametrize("suffix", ["json", "graphml", "npy", "txt"])
-def test_files_cut_off_anywhere_never_give_a_traceback(tmp_path, suffix):
+def test_truncated_files_raise_only_input_errors(tmp_path, suffix):
     source = next(path for path in ring_files(tmp_path) if path.suffix == "." + suffix)
     data = source.read_bytes()
     for end in range(0, len(data), max(1, len(data) // 60)):
@@ -165,7 +165,7 @@ def test_files_cut_off_anywhere_never_give_a_traceback(tmp_path, suffix):
             import_schedule(path)
 
 
-def test_missing_files_and_unknown_formats(tmp_path):
+def test_missing_files_and_unknown_formats_are_refused(tmp_path):
     with pytest.raises(FileError):
         import_schedule(tmp_path / "absent.json")
     path = tmp_path / "a.txt"
@@ -177,7 +177,7 @@ def test_missing_files_and_unknown_formats(tmp_path):
     check_error(ScheduleError, "it takes directed", import_schedule, path, k=3)
 
 
-def test_edge_lists_as_networkx_writes_them(tmp_path):
+def test_edge_lists_written_by_networkx_are_read(tmp_path):
     graph = nx.cycle_graph(6)
     nx.write_edgelist(graph, tmp_path / "plain.edgelist")
     assert len(import_schedule(tmp_path / "plain.edgelist").strategy.rounds[0]) == 12
@@ -215,7 +215,7 @@ def product(matrices):
 
 
 @pytest.mark.parametrize("form", ["npy", "json", "npy by name"])
-def test_a_stack_of_matrices_is_taken_round_by_round(tmp_path, form):
+def test_matrix_stack_becomes_one_round_per_matrix(tmp_path, form):
     stack = base_2_of_6()
     path = tmp_path / ("w.json" if form == "json" else "w.npy")
     if form == "json":
@@ -234,7 +234,7 @@ def test_a_stack_of_matrices_is_taken_round_by_round(tmp_path, form):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_stack_of_doubly_stochastic_matrices_comes_through(tmp_path, seed):
+def test_random_doubly_stochastic_stacks_are_imported(tmp_path, seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(3, 9))
     stack = np.stack(
@@ -250,12 +250,12 @@ def test_any_stack_of_doubly_stochastic_matrices_comes_through(tmp_path, seed):
     assert any("sends as much as it hears" in note for note in notes)
 
 
-def test_weights_that_are_balanced_stay_as_they_are():
+def test_balanced_weights_are_unchanged():
     unequal = [Fraction(1, 2), Fraction(1, 3)]
     assert balance_weights(2, [0, 1], [1, 0], unequal) == unequal
 
 
-def test_bad_stacks_are_refused_with_the_round(tmp_path):
+def test_invalid_stacks_are_refused_with_the_round(tmp_path):
     path = tmp_path / "w.npy"
     stack = base_2_of_6(np.float64)
     stack[3, 2] *= 2
@@ -273,7 +273,7 @@ def test_bad_stacks_are_refused_with_the_round(tmp_path):
 
 
 @pytest.mark.parametrize("denominator", [3, 5, 6, 7, 12, 48, 100, 997, 1000])
-def test_simple_fractions_survive_32_bits_and_their_shortest_decimals(denominator):
+def test_simple_fractions_survive_float32_and_decimals(denominator):
     for numerator in range(1, denominator):
         fraction = Fraction(numerator, denominator)
         single = np.float32(float(fraction))
@@ -282,7 +282,7 @@ def test_simple_fractions_survive_32_bits_and_their_shortest_decimals(denominato
         assert exact(float(fraction), "here") == fraction
 
 
-def test_other_numbers_are_not_taken_for_fractions_of_32_bits():
+def test_other_numbers_are_not_rounded_to_simple_fractions():
     """64-bit numbers stay within 1e-8 of what they are; of random 32-bit ones few are near a simple fraction."""
     rng = np.random.default_rng(0)
     numbers = rng.random(2000)
@@ -291,7 +291,7 @@ def test_other_numbers_are_not_taken_for_fractions_of_32_bits():
     assert len(moved) < 60
 
 
-def test_what_is_recognized_and_repaired_is_noted(tmp_path):
+def test_recognized_fractions_and_repairs_are_noted(tmp_path):
     notes, path = [], tmp_path / "w.npy"
     np.save(path, base_2_of_6())
     import_schedule(path, notes=notes)

@@ -50,12 +50,12 @@ def findings(path):
     return {name: (value, meaning) for name, value, meaning in rows}
 
 
-def test_maxtexts_19_fragments_of_36_steps_come_round_after_38(maxtext):
+def test_maxtext_19_fragments_in_36_steps_repeat_after_38(maxtext):
     path = maxtext(enable_streaming_diloco=True, diloco_sync_period=36, num_diloco_fragments=19)
     check_error(RefutedError, "every 19 · 2 = 38 steps, not 36: fragment 0 in steps 38 and 76", import_schedule, path)
 
 
-def test_torchfts_tensor_that_straddles_two_buckets_is_never_averaged(torchft):
+def test_torchft_tensor_across_two_buckets_is_refuted(torchft):
     with pytest.raises(RefutedError, match=r"tensor 1 of fragment 0 has 6 numbers .* \(1 of 2\) are never averaged"):
         import_schedule(torchft(**SIX_AND_SIX))
     assert findings(torchft(**SIX_AND_SIX | {"use_bucketization": False}))["every tensor is sent"][0] == "proved"
@@ -63,7 +63,7 @@ def test_torchfts_tensor_that_straddles_two_buckets_is_never_averaged(torchft):
 
 
 @pytest.mark.parametrize("which", ["maxtext", "torchft"])
-def test_one_command_tells_what_settings_do_and_refutes_them(which, maxtext, torchft, tmp_path, capsys):
+def test_import_command_explains_and_refutes_settings(which, maxtext, torchft, tmp_path, capsys):
     made = {
         "maxtext": lambda: maxtext(enable_streaming_diloco=True, num_diloco_fragments=19),
         "torchft": lambda: torchft(**SIX_AND_SIX),
@@ -92,7 +92,7 @@ def sent_by_torchft(sync_every, fragments, steps):
     return sent
 
 
-def test_a_period_is_proved_exactly_where_each_fragment_comes_once_in_it(maxtext, torchft):
+def test_period_is_proved_exactly_if_each_fragment_is_sent_once(maxtext, torchft):
     draw = random.Random("periods")
     seen = {"proved": 0, "refuted": 0}
     for _ in range(120):
@@ -113,7 +113,7 @@ def test_a_period_is_proved_exactly_where_each_fragment_comes_once_in_it(maxtext
     assert min(seen.values()) > 30
 
 
-def test_a_bucket_is_filled_as_long_as_whole_tensors_fit_and_none_is_added():
+def test_buckets_hold_only_whole_tensors():
     """By hand: as many buckets as all numbers fill, each with the tensors that fit whole, in order."""
     assert torchft_buckets([6, 6], 8) == [1, 0]
     assert torchft_buckets([6, 2, 6], 8) == [2, 1]
@@ -130,7 +130,7 @@ def test_a_bucket_is_filled_as_long_as_whole_tensors_fit_and_none_is_added():
             first += count
 
 
-def test_true_settings_become_a_schedule_with_an_outer_step(maxtext, torchft):
+def test_valid_settings_become_a_schedule_with_an_outer_step(maxtext, torchft):
     outer = Payload(outer=OuterStep(**DILOCO))
     schedule = import_schedule(torchft())
     assert schedule.strategy == AllReduce(steps_per_round=20, payload=outer)
@@ -143,14 +143,14 @@ def test_true_settings_become_a_schedule_with_an_outer_step(maxtext, torchft):
     assert schedule.num_workers == 16
 
 
-def test_alpha_keeps_a_share_of_a_workers_own_model(torchft):
+def test_alpha_becomes_a_relaxation(torchft):
     """As torchft merges it: the outer parameters are the global model; the worker continues from between the two."""
     schedule = import_schedule(torchft(fragment_update_alpha=0.25))
     assert schedule.phase(0)[0].relaxation == Fraction(3, 4)
     assert schedule.strategy.payload.outer == OuterStep(**DILOCO)
 
 
-def test_fragments_and_late_merges_become_turns_in_the_steps_of_torchfts_hook(torchft):
+def test_torchft_fragments_keep_the_steps_of_its_hook(torchft):
     path = torchft(model_fragments=4, fragment_sync_delay=3)
     schedule = import_schedule(path)
     outer = Payload(outer=OuterStep(**DILOCO), fragments=4)
@@ -164,7 +164,7 @@ def test_fragments_and_late_merges_become_turns_in_the_steps_of_torchfts_hook(to
     assert "is dropped" in found["α"][1]
 
 
-def test_maxtexts_fragments_become_turns_in_its_order(maxtext):
+def test_maxtext_fragments_keep_their_order(maxtext):
     """Its fragment 1 comes first: which is called 0 is a name, as long as the model is cut by number."""
     streams = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 2}
     schedule = import_schedule(maxtext(**streams, communication_overlapping_alpha=0.5))
@@ -173,7 +173,7 @@ def test_maxtexts_fragments_become_turns_in_its_order(maxtext):
     assert [step for step, _ in sent_by_maxtext(36, 6, 36)] == list(round_ends(6, 36))
 
 
-def test_a_fragment_may_be_sent_while_others_are_on_their_way_and_not_while_it_is_itself(maxtext):
+def test_fragment_must_be_merged_before_its_next_transfer(maxtext):
     late = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 35}
     assert import_schedule(maxtext(**late)).strategy.sync == DelayedMerge(steps=35)
     late["num_communication_overlapping_steps"] = 36
@@ -195,14 +195,14 @@ def test_a_fragment_may_be_sent_while_others_are_on_their_way_and_not_while_it_i
     ({"num_replicas": None}, "does not say how many replicas there are; give a cluster"),
     (SIX_AND_SIX | {"bucket_cap_mb": 1e-9}, "a bucket must hold at least 1 number"),
 ])  # fmt: skip
-def test_what_torchft_refuses_is_refused_in_one_line(torchft, settings, words):
+def test_invalid_torchft_settings_are_refused_in_one_line(torchft, settings, words):
     with pytest.raises(InputError) as caught:
         import_schedule(torchft(**settings))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_of_maxtext_only_what_diloco_has_is_read(maxtext):
+def test_invalid_maxtext_settings_are_refused(maxtext):
     with pytest.raises(InputError, match="enable_diloco: is false; it must be true, or there are no outer steps"):
         import_schedule(maxtext(enable_diloco=False))
     with pytest.raises(InputError, match="num_diloco_fragments: is null; it must be a whole number, at least 2"):
@@ -234,7 +234,7 @@ def titan(tmp_path, more="", method="diloco"):
     return import_schedule(path)
 
 
-def test_torchtitans_modules_of_each_fragment_become_patterns(tmp_path):
+def test_torchtitan_fragment_modules_become_patterns(tmp_path):
     modules = 'module_fqns_per_model_fragment = [["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]'
     outer = OuterStep(**DILOCO)
     patterns = (("tok_embeddings.*", "layers.0.*"), ("layers.1.*", "norm.*", "output.*"))
@@ -258,7 +258,7 @@ def test_torchtitans_modules_of_each_fragment_become_patterns(tmp_path):
     ("num_fragments = ", "diloco", "document: is no TOML"),
     ("num_fragments = 20", "diloco", "fragment_sync_delay: is 1; torchft asks for less than 20 / 20 steps"),
 ])  # fmt: skip
-def test_what_torchtitan_refuses_is_refused_in_one_line(tmp_path, more, method, words):
+def test_invalid_torchtitan_settings_are_refused_in_one_line(tmp_path, more, method, words):
     with pytest.raises(InputError) as caught:
         titan(tmp_path, more, method)
     assert words in str(caught.value)

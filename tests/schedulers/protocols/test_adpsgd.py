@@ -27,7 +27,7 @@ def ring(n):
     return Digraph.of(n, [(v, (v + 1) % n) for v in range(n)])
 
 
-def test_edges_are_sorted_once_each_and_without_loops():
+def test_edges_are_sorted_unique_and_without_loops():
     graph = Digraph.of(4, [(2, 0), (0, 1), (2, 0), (1, 1), (0, 3), ("2", 1)])
     assert graph.edges == ((0, 1), (0, 3), (2, 0), (2, 1))
     assert graph.num_workers == 4
@@ -37,7 +37,7 @@ def test_edges_are_sorted_once_each_and_without_loops():
     assert Digraph.of(1, []).edges == ()
 
 
-def test_an_undirected_edge_stands_in_both_directions():
+def test_undirected_edges_have_both_directions():
     graph = Digraph.undirected(3, [(0, 2), ("1", "2")])
     assert graph.edges == ((0, 2), (1, 2), (2, 0), (2, 1))
     assert graph.is_symmetric
@@ -47,16 +47,16 @@ def test_an_undirected_edge_stands_in_both_directions():
 
 
 @pytest.mark.parametrize(("edge", "shown"), [((-1, 0), "-1→0"), ((0, -1), "0→-1"), ((3, 0), "3→0"), ((0, 3), "0→3")])
-def test_a_rank_out_of_range_is_refused(edge, shown):
+def test_rank_out_of_range_is_refused(edge, shown):
     check_error(InputError, f"edge {shown}: ranks are 0..2", Digraph.of, 3, [(0, 1), edge])
 
 
-def test_a_graph_of_nobody_is_refused():
+def test_empty_graph_is_refused():
     check_error(InputError, "graph: has 0 workers", Digraph.of, 0, [])
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_automorphisms_are_all_permutations_that_keep_edges_and_labels(seed):
+def test_automorphisms_match_brute_force(seed):
     """Also of directed cycles, where all workers look the same."""
     chance = Random(seed)
     n = chance.choice([1, 2, 3, 4, 4, 5])
@@ -69,7 +69,7 @@ def test_automorphisms_are_all_permutations_that_keep_edges_and_labels(seed):
     assert sorted(automorphisms(graph, labels, limit=720)) == renamings(graph, labels)
 
 
-def test_with_too_many_automorphisms_only_cyclic_shifts_come_back():
+def test_too_many_automorphisms_reduce_to_cyclic_shifts():
     shifts = {tuple((v + k) % 4 for v in range(4)) for k in range(4)}
     assert len(automorphisms(complete(4), "aaaa", limit=24)) == 24
     assert set(automorphisms(complete(4), "aaaa", limit=23)) == shifts
@@ -79,7 +79,7 @@ def test_with_too_many_automorphisms_only_cyclic_shifts_come_back():
     assert len(automorphisms(Digraph.of(4, []), "aaaa")) == 24
 
 
-def test_shifts_that_move_an_edge_do_not_come_back():
+def test_shifts_that_move_an_edge_are_excluded():
     """Two pairs and nothing else: 8 automorphisms, of which two are shifts when the pairs are opposite."""
     opposite, adjacent = Digraph.undirected(4, [(0, 2), (1, 3)]), Digraph.undirected(4, [(0, 1), (2, 3)])
     assert len(automorphisms(opposite, "aaaa")) == len(automorphisms(adjacent, "aaaa")) == 8
@@ -121,7 +121,7 @@ BIPARTITE = {
 
 
 @pytest.mark.parametrize("name", BIPARTITE)
-def test_two_sides_never_deadlock_and_every_active_worker_is_served(name):
+def test_bipartite_pairing_is_deadlock_free_and_fair(name):
     graph = BIPARTITE[name]
     sides = nx.bipartite.color(nx.Graph(graph.edges))
     active = frozenset(worker for worker, side in sides.items() if side)
@@ -137,7 +137,7 @@ def test_two_sides_never_deadlock_and_every_active_worker_is_served(name):
 
 
 @pytest.mark.parametrize("n", [3, 5])
-def test_an_odd_cycle_deadlocks_in_as_many_picks_as_it_has_workers(n):
+def test_odd_cycle_deadlocks_after_one_request_per_worker(n):
     """Of 3 as in Prague's figure 2a: A waits for B, B for C, C for A, and all questions are kept for ever."""
     trace = shortest_deadlock(n)
     picks = [step for step in trace.steps if step.verb == "step"]
@@ -150,22 +150,22 @@ def test_an_odd_cycle_deadlocks_in_as_many_picks_as_it_has_workers(n):
     assert not any(all_both(cycle(n)).ready(worker, state) for worker, state in enumerate(trace.end.processes))
 
 
-def test_an_even_ring_deadlocks_too_when_everybody_both_asks_and_answers():
+def test_even_ring_deadlocks_without_active_and_passive_sides():
     """The graph is not enough: it is the split into two sides that keeps a bipartite graph free of deadlock."""
     assert explore(all_both(cycle(4))).finding("no deadlock").verdict == "fails"
 
 
-def test_questions_that_cross_are_each_others_answers():
+def test_crossing_requests_answer_each_other():
     """Two workers that pick each other have both sent their parameters, and do not block."""
     assert explore(all_both(Digraph.undirected(2, [(0, 1)]))).holds
 
 
-def test_bad_graphs_and_roles_are_refused():
+def test_invalid_graphs_and_roles_are_refused():
     check_error(InputError, "undirected", all_both, Digraph.of(2, [(0, 1)]))
     check_error(InputError, "roles", Pairing, cycle(3), (Role.BOTH,))
 
 
-def test_who_may_ask_whom():
+def test_request_partners_follow_the_roles():
     """A passive worker never asks, an active one is never asked, and one that waits does not ask again."""
     roles = (Role.ACTIVE, Role.ACTIVE, Role.PASSIVE, Role.BOTH)
     everybody = Digraph.undirected(4, [(u, v) for u in range(4) for v in range(u)])
@@ -175,7 +175,7 @@ def test_who_may_ask_whom():
     assert all(pairing.ready(v, PairState(waits_for=w)) == () for v in range(4) for w in (0, 2))
 
 
-def test_each_event_does_what_the_protocol_says():
+def test_pairing_transitions():
     """A free worker answers at once; one that waits keeps questions, in order, and answers them with its own answer."""
     pairing, idle = all_both(cycle(5)), PairState()
     assert pairing.start(0) == (idle, ())
@@ -196,14 +196,14 @@ def test_each_event_does_what_the_protocol_says():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("roles", [(Role.BOTH,) * 4, (Role.ACTIVE, Role.PASSIVE) * 2])
-def test_the_pairing_does_under_new_names_what_it_did_under_the_old(roles, seed):
+def test_pairing_commutes_with_renaming(roles, seed):
     machine = Pairing(cycle(4), roles)
     assert len(machine.symmetries()) == (8 if roles[0] == Role.BOTH else 4)
     assert sorted(machine.channels) == sorted(cycle(4).edges)
     check_renaming(machine, seed, own=lambda e, p: Choose(p[e.partner]), note=lambda what, p: (what[0], p[what[1]]))
 
 
-def test_a_schedule_has_the_pairing_of_its_edges_or_every_active_worker_with_every_passive_one():
+def test_pairing_of_a_schedule_uses_its_edges_or_all_pairs():
     both_ways = {(0, 1), (0, 3), (2, 1), (2, 3)}
     machine = pairing_of(Pairwise(active=(0, 2)), 4)
     assert set(machine.graph.edges) == both_ways | {(v, u) for u, v in both_ways}

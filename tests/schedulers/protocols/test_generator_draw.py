@@ -43,7 +43,7 @@ def outcomes(draw, salts=SALTS):
 # Random numbers and orders
 
 
-def test_salts_number_every_order_once_and_then_begin_again():
+def test_salts_enumerate_every_order_cyclically():
     workers = frozenset((9, 2, 4, 5))
     orders = [tuple(order_from_salt(workers, salt)) for salt in range(24)]
     assert set(orders) == set(permutations((2, 4, 5, 9)))
@@ -53,14 +53,14 @@ def test_salts_number_every_order_once_and_then_begin_again():
 
 
 @pytest.mark.parametrize("n", [2, 6, 7, 15, 16, 64, 1000])
-def test_a_random_number_has_bits_for_every_order_and_for_a_choice_besides(n):
+def test_salts_have_enough_bits_for_orders_and_choices(n):
     assert max(salt_of(3, draw, n).bit_length() for draw in range(20)) > log2(factorial(n)) + 61 + 20
 
 
 # Who is slow
 
 
-def test_nobody_lags_without_a_threshold_and_where_slowness_is_known_it_alone_decides():
+def test_known_slowness_overrides_the_threshold():
     behind = {"counts": (0, 99, 0, 0, 0, 0)}
     assert not drawing(slow_threshold=None).is_slow_worker(now_of(drawing().setting, **behind))
     rules = drawing()
@@ -70,7 +70,7 @@ def test_nobody_lags_without_a_threshold_and_where_slowness_is_known_it_alone_de
 
 
 @pytest.mark.parametrize("rule", SlowWorkerPolicy)
-def test_a_straggler_is_behind_the_fastest_worker_that_takes_part_by_the_threshold(rule):
+def test_straggler_lags_the_fastest_alive_worker_by_the_threshold(rule):
     rules = drawing(slow_worker_policy=rule)
     for ahead, lags in ((6, False), (7, True), (8, True)):
         now = now_of(rules.setting, counts=(5, ahead, 0, 0, 0, 0))
@@ -80,7 +80,7 @@ def test_a_straggler_is_behind_the_fastest_worker_that_takes_part_by_the_thresho
     assert not rules.is_slow_worker(gone)
 
 
-def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
+def test_slow_workers_exceed_twice_the_lower_median():
     late = drawing(slow_worker_policy=SlowWorkerPolicy.DEFER)
     assert late.slow({0: 10, 1: 19, 2: 20, 3: 21, 4: 0}) == frozenset()  # the lower of the two middle ones: 19
     assert late.slow({0: 10, 1: 10, 2: 20, 3: 21}) == {2, 3}
@@ -94,7 +94,7 @@ def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
     assert drawing(slow_worker_policy=SlowWorkerPolicy.PAIR_LOCALLY).slow({0: 1, 1: 9}) is None
 
 
-def test_the_filter_passes_workers_that_are_less_than_the_threshold_behind_the_initiator():
+def test_filter_passes_workers_within_the_threshold():
     rules = drawing()
     now = now_of(rules.setting, counts=(5, 6, 5, 4, 3, 2))
     everybody, some = frozenset(range(6)), frozenset((1, 3, 4))
@@ -110,7 +110,7 @@ def test_the_filter_passes_workers_that_are_less_than_the_threshold_behind_the_i
 # Partners and small groups
 
 
-def test_who_was_alone_twice_gets_a_random_group_whoever_is_idle():
+def test_worker_alone_twice_gets_a_random_group():
     for division in (GroupSplit.GLOBAL, GroupSplit.INTER_INTRA):
         rules = drawing(division=division, group_size=3)
         now = now_of(rules.setting, idle=frozenset((0,)), salt=5)
@@ -118,7 +118,7 @@ def test_who_was_alone_twice_gets_a_random_group_whoever_is_idle():
         assert rules.draw(replace(now, alone=2)) == (tuple(sorted((0, *rules.partners(now)[:2]))),)
 
 
-def test_a_straggler_waits_with_an_idle_worker_of_its_node_else_with_its_node_else_with_an_idle_one_else_with_anybody():
+def test_straggler_prefers_idle_workers_on_its_node():
     rules = drawing(group_size=4)
     lags = now_of(rules.setting, initiator=1, counts=(5, 0, 5, 5, 5, 5))
 
@@ -141,14 +141,14 @@ def test_a_straggler_waits_with_an_idle_worker_of_its_node_else_with_its_node_el
 # Divisions
 
 
-def test_a_global_division_is_of_the_idle_ones_that_the_filter_passes():
+def test_global_division_uses_idle_workers_passing_the_filter():
     rules = drawing(division=GroupSplit.GLOBAL)
     now = now_of(rules.setting, idle=frozenset((0, 1, 2, 5)), counts=(5, 5, 5, 5, 5, 0), salt=1)
     assert rules.draw(now) == rules.divided(now, frozenset((0, 1, 2)))
     assert {w for group in rules.draw(now) for w in group} == {0, 1}
 
 
-def test_inter_joins_the_first_of_each_node_and_the_others_at_home_then_whole_nodes_meet():
+def test_inter_intra_division_by_hand():
     rules = drawing((0, 0, 0, 1, 1, 1, 2, 2), group_size=3)
     taking_part = frozenset(range(8)) - {0}
     for salt in LOW_SALTS:
@@ -158,7 +158,7 @@ def test_inter_joins_the_first_of_each_node_and_the_others_at_home_then_whole_no
     assert rules.intra(now, frozenset((1, 3, 4))) == ((3, 4),)
 
 
-def test_a_node_meets_without_its_busy_and_slow_ones_and_who_was_alone_twice_waits_for_its_node():
+def test_node_group_excludes_busy_and_slow_workers():
     rules = drawing(division=GroupSplit.NODE_THEN_ALL, slow_worker_policy=SlowWorkerPolicy.PAPER)
     now = now_of(rules.setting, initiator=3, idle=frozenset((0, 3, 4)), salt=3)
     assert rules.draw(now) == ((3, 4),)
@@ -172,7 +172,7 @@ def test_a_node_meets_without_its_busy_and_slow_ones_and_who_was_alone_twice_wai
     assert rules.draw(replace(behind, due=True)) == ((0, 1, 2, 3, 4),)
 
 
-def test_all_are_due_when_the_fast_ones_have_asked_often_enough():
+def test_global_group_is_due_after_enough_requests_of_fast_workers():
     rules = drawing(division=GroupSplit.NODE_THEN_ALL, all_every=4)
     now = now_of(rules.setting, counts=(5, 5, 5, 5, 3, 3), alive=frozenset(range(5)))
     assert [rules.is_due(now, apart) for apart in (0, 15, 16, 17)] == [False, False, True, True]
@@ -188,7 +188,7 @@ def test_all_are_due_when_the_fast_ones_have_asked_often_enough():
 # The bound on known groups
 
 
-def test_a_bounded_worker_gets_any_known_group_that_fits_and_not_always_the_first():
+def test_bounded_worker_draws_any_fitting_known_group():
     rules = drawing(division=GroupSplit.RANDOM, max_known=3, slow_worker_policy=SlowWorkerPolicy.PAPER)
     known = ((0, 1), (0, 2), (0, 5), (1, 2))
     now = now_of(rules.setting, known=known, counts=(5, 5, 5, 5, 5, 0))
@@ -203,7 +203,7 @@ def test_a_bounded_worker_gets_any_known_group_that_fits_and_not_always_the_firs
     assert len(outcomes(lambda salt: rules.draw(replace(below, salt=salt)))) == 4
 
 
-def test_a_bounded_division_takes_known_groups_of_those_that_are_left_or_leaves_a_worker_alone():
+def test_bounded_division_uses_known_groups_or_none():
     rules = drawing((0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
     known = ((0, 1), (0, 2), (1, 3), (2, 3))
     now = now_of(rules.setting, known=known)
@@ -219,7 +219,7 @@ def test_a_bounded_division_takes_known_groups_of_those_that_are_left_or_leaves_
     assert rules.divided(replace(one, known=((0, 1), (0, 3))), frozenset((0, 3))) == ((0, 3),)
 
 
-def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the_first():
+def test_bounded_division_draws_any_known_group_of_a_worker():
     """One and the same order of workers, and a choice from the bits above."""
     rules = drawing((0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
     everybody = frozenset(range(4))
@@ -229,7 +229,7 @@ def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the
     assert [rules.divided(replace(now, salt=salt), everybody)[0] for salt in numbers] == [(0, 1), (0, 2)] * 2
 
 
-def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
+def test_bounded_global_group_is_the_largest_known_group():
     rules = drawing(division=GroupSplit.NODE_THEN_ALL, max_known=2)
     known = ((0, 1), (0, 1, 2), (0, 1, 2, 3), (3, 4, 5))
     now = now_of(rules.setting, known=known)
@@ -246,7 +246,7 @@ def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
 # The setting
 
 
-def test_the_setting_of_a_schedule_is_the_strategys_with_each_worker_on_its_node():
+def test_generator_setting_is_built_from_the_strategy():
     chosen = DynamicGroups(
         group_size=4, division=GroupSplit.GLOBAL, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=7,
         all_every=5,
@@ -260,7 +260,7 @@ def test_the_setting_of_a_schedule_is_the_strategys_with_each_worker_on_its_node
     assert setting.num_workers == 6
 
 
-def test_a_setting_has_the_strategys_own_defaults():
+def test_generator_setting_has_the_defaults_of_the_strategy():
     """Except for the bound, which a strategy has and an exploration does not need."""
     default = GeneratorSetting.of(DynamicGroups(), Cluster.regular(2, 3))
     assert replace(default, max_known=None) == GeneratorSetting(nodes=(0, 0, 0, 1, 1, 1))
@@ -269,7 +269,7 @@ def test_a_setting_has_the_strategys_own_defaults():
 @pytest.mark.parametrize(
     ("name", "allowed", "others"), [("group_size", (2, 3), (1, 4)), ("max_known", (1, None), (0, -1))]
 )
-def test_a_setting_has_groups_of_2_to_all_workers_and_a_bound_of_1_at_least(name, allowed, others):
+def test_group_size_and_max_known_are_validated(name, allowed, others):
     for value in allowed:
         assert GeneratorSetting(nodes=(0, 0, 1), **{name: value}).num_workers == 3
     for value in others:
@@ -298,7 +298,7 @@ def list_groups(setting, requests=60):
 
 
 @pytest.mark.parametrize("division", [GroupSplit.RANDOM, GroupSplit.GLOBAL, GroupSplit.INTER_INTRA])
-def test_another_seed_draws_other_groups_and_the_same_seed_the_same(division):
+def test_seeds_determine_the_drawn_groups(division):
     setting = GeneratorSetting(nodes=(0, 0, 0, 0, 1, 1, 1, 1), group_size=2, division=division, slow_threshold=None)
     runs = [list_groups(replace(setting, seed=seed)) for seed in range(5)]
     assert len({tuple(run) for run in runs}) == 5
@@ -306,14 +306,14 @@ def test_another_seed_draws_other_groups_and_the_same_seed_the_same(division):
 
 
 @pytest.mark.parametrize("num_workers", [24, 64, 1000])
-def test_a_random_number_reaches_every_place_of_an_order(num_workers):
+def test_salts_shuffle_every_position_of_an_order(num_workers):
     """The last four workers of an order come in ascending order once in 24; 64 bits would leave them so always."""
     everybody = frozenset(range(num_workers))
     ends = [order_from_salt(everybody, salt_of(3, draw, num_workers))[-4:] for draw in range(240)]
     assert sum(end == sorted(end) for end in ends) < 35  # 10 are expected, with a standard deviation of 3.1
 
 
-def test_the_explorer_visits_every_order_and_every_known_group():
+def test_explorer_covers_every_order_and_known_group():
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), group_size=2, slow_threshold=None, max_known=1)
     salts = GroupSystem(setting, ways=24).salts
     assert len({tuple(order_from_salt(EVERYBODY, salt)) for salt in salts}) == 24

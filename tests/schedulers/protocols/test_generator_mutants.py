@@ -276,5 +276,5 @@ def test_seeded_bug_is_killed(name):
 
 
 @pytest.mark.parametrize("configuration", KILLERS, ids=lambda c: c.name)
-def test_the_unchanged_system_survives_what_kills_the_bugs(configuration):
+def test_unchanged_system_passes_all_killer_configurations(configuration):
     assert configuration.run().require().holds

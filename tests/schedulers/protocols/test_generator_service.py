@@ -56,14 +56,14 @@ def grant(to, seq, *members, generation=0, request=0):
     return Send(to, Grant(generation, request, seq, members))
 
 
-def test_first_state_of_the_generator():
+def test_initial_generator_state():
     assert Service(3).state == GeneratorState(
         buffers=GroupBuffers.empty(3), requests=(-1,) * 3, answers=(None,) * 3, counts=(0,) * 3, alone=(0,) * 3,
         status=(ACTIVE,) * 3, waiting=(), known=(), generation=0, draws=0, costs=(0,) * 3, apart=0,
     )  # fmt: skip
 
 
-def test_only_the_group_that_a_worker_is_in_can_be_done():
+def test_done_reports_count_only_for_the_current_group():
     service = Service(2)
     service.ask(0)
     assert service.ask(0, done=5) == [grant(0, 0, 0, 1, request=1)]
@@ -74,7 +74,7 @@ def test_only_the_group_that_a_worker_is_in_can_be_done():
     assert service.state.generation == 0
 
 
-def test_a_repeated_request_gets_the_same_answer_in_the_present_epoch_and_changes_nothing():
+def test_repeated_request_gets_the_same_answer():
     service = Service(3)
     first = service.ask(0)[-1]
     assert service.ask(0, request=0) == [first]
@@ -91,14 +91,14 @@ def test_a_repeated_request_gets_the_same_answer_in_the_present_epoch_and_change
     assert service.state == before
 
 
-def test_a_new_life_begins_a_new_epoch():
+def test_restart_increments_the_generation():
     service = Service(2)
     service.ask(0)
     state, actions = service.machine.restarted(service.state)
     assert (state, actions) == (replace(service.state, generation=1), ())
 
 
-def test_a_worker_that_has_left_is_not_drawn_and_one_alone_is_counted():
+def test_departed_worker_is_not_drawn():
     service = Service(2)
     service.ask(1, last=True)
     for times in (1, 2, 3):
@@ -124,7 +124,7 @@ def broken(n=4, **facts):
     return service
 
 
-def test_a_group_that_failed_ends_for_all_in_a_new_epoch_and_the_silent_sit_out():
+def test_failed_group_is_voided_and_silent_members_are_excluded():
     service = broken()
     service.ask(2, done=1, salt=0)  # (0, 2) waits for 0
     actions = service.ask(0, done=0, failed=True)
@@ -143,7 +143,7 @@ def test_a_group_that_failed_ends_for_all_in_a_new_epoch_and_the_silent_sit_out(
     assert service.state.status[1] == ACTIVE
 
 
-def test_a_member_that_was_done_before_neither_hears_of_the_end_nor_sits_out():
+def test_finished_member_is_unaffected_by_a_group_failure():
     service = Service(3, group_size=3)
     for worker in range(3):
         service.ask(worker)
@@ -155,7 +155,7 @@ def test_a_member_that_was_done_before_neither_hears_of_the_end_nor_sits_out():
     assert service.state.buffers.groups[-1].members == (0, 1), "the third one's place in the next group is given up"
 
 
-def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it():
+def test_crash_voids_groups_and_frees_waiting_workers():
     service = broken()
     service.ask(2, done=1, salt=0)  # (0, 2) waits for 0, and worker 2 for its answer
     actions = service.give_up(0)
@@ -170,7 +170,7 @@ def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it
     assert service.ask(1)[-1].message.members == (1, 2), "the dead are not drawn"
 
 
-def test_draws_use_the_seed_and_count_themselves_only_when_no_driver_chose_the_number():
+def test_draws_use_the_seed_unless_a_salt_is_given():
     def history(seed):
         service = Service(6, seed=seed)
         service.ask(0, salt=None)
@@ -195,7 +195,7 @@ def test_draws_use_the_seed_and_count_themselves_only_when_no_driver_chose_the_n
     assert len(partners) > 1
 
 
-def test_groups_are_remembered_once_each_and_only_where_they_are_bounded():
+def test_known_groups_are_recorded_once_and_only_if_bounded():
     for bound, known in ((4, ((0, 1),)), (None, ())):
         service = Service(2, max_known=bound)
         for _ in range(3):
@@ -218,7 +218,7 @@ def slow_last(**facts):
     return service
 
 
-def test_a_slow_worker_asks_later_and_then_gets_its_group():
+def test_slow_worker_is_deferred_then_granted():
     service = slow_last()
     assert service.ask(2, cost=10) == [Send(2, Later(0, 0))]
     assert service.state.answers[2] == Later(0, 0)
@@ -234,7 +234,7 @@ def test_a_slow_worker_asks_later_and_then_gets_its_group():
     assert 2 in service.state.buffers.groups[-1].members
 
 
-def test_costs_are_reported_with_every_request_and_a_worker_may_become_fast_again():
+def test_reported_costs_update_slowness():
     service = slow_last()
     service.ask(2, cost=10)
     service.ask(2, computed=True, cost=1)
@@ -250,14 +250,14 @@ def test_costs_are_reported_with_every_request_and_a_worker_may_become_fast_agai
     assert not Service(2).machine.is_late(Service(2).state, 0)
 
 
-def test_asking_later_does_not_forget_how_often_a_worker_was_alone():
+def test_deferral_keeps_the_alone_count():
     service = slow_last()
     service.state = replace(service.state, alone=(0, 0, 1))
     service.ask(2, cost=10)
     assert service.state.alone == (0, 0, 1)
 
 
-def test_a_slow_worker_that_has_a_group_is_not_sent_away():
+def test_slow_worker_with_a_group_is_not_deferred():
     service = slow_last()
     service.ask(0, done=0, cost=1, salt=1)  # (0, 2)
     service.state = replace(service.state, costs=(1, 1, 10))
@@ -265,7 +265,7 @@ def test_a_slow_worker_that_has_a_group_is_not_sent_away():
     assert service.grants(actions) == {(2, 1)}
 
 
-def test_a_worker_that_asks_later_may_free_others_by_reporting_a_failure():
+def test_deferred_worker_reporting_a_failure_frees_others():
     service = slow_last()
     service.ask(0, done=0, cost=1, salt=1)
     assert service.grants(service.ask(2)) == {(2, 1)}
@@ -275,7 +275,7 @@ def test_a_worker_that_asks_later_may_free_others_by_reporting_a_failure():
     ]  # fmt: skip
 
 
-def test_meetings_of_all_are_counted_from_the_last_one():
+def test_requests_since_the_last_global_group_are_counted():
     service = Service(2, nodes=(0, 1), division=GroupSplit.NODE_THEN_ALL, all_every=2)
     for apart in (1, 2, 3):
         assert service.ask(0) == [Send(0, Alone(0, apart - 1))]
@@ -289,7 +289,7 @@ def test_meetings_of_all_are_counted_from_the_last_one():
     assert other.state.apart == 0
 
 
-def test_a_draw_looks_at_those_that_take_part_the_idle_ones_and_the_initiator_whatever_it_was_told():
+def test_draw_situation_lists_alive_and_idle_workers():
     service = Service(4, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=4)
     service.state = replace(
         service.state, status=(ACTIVE, LEFT, ACTIVE, ACTIVE), answers=(Later(0, 0), None, Later(0, 0), None),
@@ -303,7 +303,7 @@ def test_a_draw_looks_at_those_that_take_part_the_idle_ones_and_the_initiator_wh
     assert service.machine.situation(service.state, 3, 0).alive == {3}
 
 
-def test_endless_runs_wrap_request_numbers_and_count_from_the_slowest_that_takes_part():
+def test_endless_runs_wrap_request_numbers_and_counts():
     service = Service(3, modulus=4, slow_threshold=2, slow_worker_policy=SlowWorkerPolicy.PAPER)
     assert [service.machine.following(request) for request in (-1, 0, 2, 3)] == [0, 1, 3, 0]
     assert Service(2).machine.following(3) == 4
@@ -323,5 +323,5 @@ def test_endless_runs_wrap_request_numbers_and_count_from_the_slowest_that_takes
         assert service.state.requests[0] == request
 
 
-def test_what_is_no_message_is_an_error():
+def test_unknown_message_raises_assertion_error():
     check_error(AssertionError, "not a message", Service(2).send, 0, "hello")

@@ -48,7 +48,7 @@ SPLIT = GeneratorSetting(nodes=(0, 0, 1), group_size=2, slow_threshold=2)
 LATE = GeneratorSetting(nodes=(0, 0, 1), group_size=2, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=2)
 
 
-def test_the_processes_are_the_workers_and_behind_them_the_generator():
+def test_system_processes_are_workers_then_generator():
     system = GroupSystem(PAIRS)
     assert system.num_processes == 4
     assert system == GroupSystem(PAIRS, rounds=2, ways=1, restarts=0)
@@ -58,7 +58,7 @@ def test_the_processes_are_the_workers_and_behind_them_the_generator():
     assert sorted(replace(system, collective=False).channels) == star
 
 
-def test_the_first_requests_carry_the_first_random_number_and_what_rounds_cost():
+def test_first_requests_carry_salt_and_cost():
     system = GroupSystem(PAIRS, rounds=2, retries=4, breakers=(1,), costs=(5, 6, 7), restarts=2)
     for worker in range(3):
         state, actions = system.start(worker)
@@ -71,7 +71,7 @@ def test_the_first_requests_carry_the_first_random_number_and_what_rounds_cost()
     assert GroupSystem(PAIRS, rounds=0).start(0)[0].ask.last
 
 
-def test_every_event_comes_with_every_way_that_a_draw_may_come_out():
+def test_every_event_is_enabled_with_every_salt():
     def ready(system, stage):
         return list(system.ready(0, replace(system.start(0)[0], stage=stage)))
 
@@ -85,7 +85,7 @@ def test_every_event_comes_with_every_way_that_a_draw_may_come_out():
     assert len({tuple(order_from_salt(frozenset((0, 1, 2)), salt)) for salt in salts}) == len(salts) == 3
 
 
-def test_the_generator_may_be_restarted_so_often_and_only_while_somebody_takes_part():
+def test_restarts_are_limited_and_need_an_active_worker():
     system = GroupSystem(PAIRS, restarts=1)
     state = system.start(3)[0]
     assert list(system.ready(3, state)) == [Restarted()]
@@ -99,7 +99,7 @@ def test_the_generator_may_be_restarted_so_often_and_only_while_somebody_takes_p
     check_error(AssertionError, "not an event of the generator", system.step, 3, state, Retry())
 
 
-def test_workers_rest_at_their_end_and_the_generator_when_nobody_waits():
+def test_finished_states_of_workers_and_generator():
     system = GroupSystem(PAIRS)
     worker, generator = system.start(0)[0], system.start(3)[0]
     resting = {s: system.finished(0, replace(worker, stage=s)) for s in (ASKED, GRANTED, MEETING, ALONE, LATER)}
@@ -112,7 +112,7 @@ def test_workers_rest_at_their_end_and_the_generator_when_nobody_waits():
     assert patient.finished(3, (replace(generator[0], waiting=(1,)), 0))
 
 
-def test_only_endless_runs_wrap_their_requests():
+def test_only_endless_runs_wrap_request_numbers():
     finite, endless = GroupSystem(PAIRS, rounds=3), GroupSystem(PAIRS, rounds=None)
     assert (finite.generator.modulus, finite.worker.modulus) == (None, None)
     assert (endless.generator.modulus, endless.worker.modulus) == (MODULUS, MODULUS)
@@ -121,7 +121,7 @@ def test_only_endless_runs_wrap_their_requests():
     assert MODULUS > 3  # one in hand, one on its way, one repeated
 
 
-def test_the_clock_is_the_oldest_group_that_is_not_over():
+def test_clock_is_the_oldest_outstanding_group():
     system = GroupSystem(PAIRS, rounds=None)
     state, left = system.start(3)[0]
     assert system.clock(3, (replace(state, buffers=replace(state.buffers, next_seq=8)), left)) == 8
@@ -133,7 +133,7 @@ def test_the_clock_is_the_oldest_group_that_is_not_over():
 
 @pytest.mark.parametrize("setting", [PAIRS, SPLIT, LATE], ids=["random", "inter/intra", "late"])
 @pytest.mark.parametrize("seed", range(3))
-def test_an_endless_run_continues_after_shifting_as_it_would_have(setting, seed):
+def test_shifted_sequence_numbers_do_not_change_behavior(setting, seed):
     """What a process does next does not change when all sequence numbers are counted from the oldest group."""
     system = GroupSystem(setting, rounds=None, ways=2, costs=(1, 1, 3), retries=3)
     walk, names = Walk(system, seed), set()
@@ -152,7 +152,7 @@ def test_an_endless_run_continues_after_shifting_as_it_would_have(setting, seed)
     assert {"Ask", "Grant", "Enter", "Here", "Retry"} <= names
 
 
-def test_an_endless_run_has_no_breakers():
+def test_endless_run_refuses_breakers():
     """Counted from the oldest group, a group long past is taken for met, and one that broke was not."""
     check_error(InputError, "breakers", GroupSystem, PAIRS, rounds=None, breakers=(0,))
 
@@ -224,7 +224,7 @@ class SecondBuffers:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_moves_leave_what_the_order_of_arrival_says(seed):
+def test_random_moves_match_the_reference_buffers(seed):
     chance, n = Random(seed), 2 + seed % 5
     state, second = GroupBuffers.empty(n), SecondBuffers()
     for _ in range(150):
@@ -256,7 +256,7 @@ def test_any_moves_leave_what_the_order_of_arrival_says(seed):
             assert state.group(group.seq) is group
 
 
-def test_a_dissolved_group_frees_only_its_own_members():
+def test_dissolved_group_frees_only_its_members():
     """(0, 1) and (2, 3) run; worker 1 is done and already in (1, 2)'s way. Ending (0, 1) frees worker 0 alone."""
     state = GroupBuffers.empty(4)
     for members in ((0, 1), (2, 3), (1, 2)):
@@ -278,7 +278,7 @@ def test_a_dissolved_group_frees_only_its_own_members():
     assert state.groups == ()
 
 
-def test_a_group_is_not_running_until_it_has_started():
+def test_group_is_not_running_before_its_start():
     group = Outstanding(3, (0, 1))
     assert not group.running
     assert replace(group, active=(1,)).running
@@ -326,7 +326,7 @@ def test_orders_drawn_from_a_seed_are_uniform():
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 60
 
 
-def test_known_groups_are_bounded_and_every_worker_keeps_averaging():
+def test_bounded_groups_keep_every_worker_averaging():
     cluster = Cluster.regular(2, 4)
     setting = GeneratorSetting.of(DynamicGroups(group_size=3, slow_threshold=None, max_known=4), cluster)
     machine = GroupGenerator(setting)
@@ -347,7 +347,7 @@ def test_known_groups_are_bounded_and_every_worker_keeps_averaging():
 
 
 @pytest.mark.parametrize("setting", [split_globally((0, 0, 1, 1)), random((0, 0, 1, 1)), smart((0, 0, 1, 1), None)])
-def test_no_group_is_granted_with_a_member_that_is_silent_since_its_group_failed(setting):
+def test_silent_member_of_a_failed_group_is_never_granted(setting):
     """Worker 3 dies inside a group; the generator never hears who it was, and the survivors continue."""
     machine = GroupGenerator(setting)
     state, inbox = machine.initial(), {}

@@ -53,7 +53,7 @@ class Worker:
         return self
 
 
-def test_it_begins_by_asking():
+def test_worker_starts_with_a_request():
     worker = Worker(cost=7, salt=2, retries=3, breaks=1)
     ask = Ask(0, -1, last=False, cost=7, salt=2)
     assert worker.first == (Send(SERVICE, ask),)
@@ -66,7 +66,7 @@ def test_it_begins_by_asking():
     assert Worker().state == WorkerState(ASKED, 0, 0, Ask(0))
 
 
-def test_what_may_happen_in_each_stage():
+def test_enabled_events_of_each_stage():
     machine = Worker().machine
     plain = [(stage, machine.ready(replace(Worker().state, stage=stage))) for stage in STAGES]
     assert plain == [
@@ -80,7 +80,7 @@ def test_what_may_happen_in_each_stage():
     ]  # fmt: skip
 
 
-def test_a_group_is_met_when_all_have_come_and_reported_with_the_next_request():
+def test_group_executes_once_all_members_have_arrived():
     worker = Worker(cost=2).granted()
     assert (worker.state.stage, worker.state.seq, worker.state.members) == (GRANTED, 4, (0, 1, 2))
     assert worker.do(Enter(5)) == [Send(1, Here(4)), Send(2, Here(4))]
@@ -92,7 +92,7 @@ def test_a_group_is_met_when_all_have_come_and_reported_with_the_next_request():
     assert worker.state == WorkerState(ASKED, 1, 1, ask, met=4, cost=2)
 
 
-def test_members_that_came_early_are_remembered_and_those_of_later_groups_stay():
+def test_early_arrivals_are_kept():
     worker = Worker()
     for seq, member in ((6, 1), (4, 2), (4, 1)):
         assert worker.hear(Here(seq), source=member) == []
@@ -106,7 +106,7 @@ def test_members_that_came_early_are_remembered_and_those_of_later_groups_stay()
     assert worker.state.here == ((6, 1),)
 
 
-def test_a_member_of_a_group_met_before_is_answered_once():
+def test_late_member_of_an_executed_group_is_answered_once():
     worker = Worker().meeting()
     worker.hear(Here(4), source=1)
     worker.hear(Here(4), source=2)
@@ -119,14 +119,14 @@ def test_a_member_of_a_group_met_before_is_answered_once():
 
 
 @pytest.mark.parametrize("stage", [ENDED, EVICTED])
-def test_a_worker_that_has_ended_remembers_no_member(stage):
+def test_ended_worker_ignores_arrivals(stage):
     worker = Worker()
     worker.state = replace(worker.state, stage=stage)
     assert worker.hear(Here(4), source=1) == []
     assert worker.state.here == ()
 
 
-def test_without_a_collective_a_group_is_met_on_entering():
+def test_group_without_a_collective_executes_on_entry():
     worker = Worker(collective=False).granted()
     assert worker.do(Enter(2)) == [Note(("executed", 4, (0, 1, 2))), Send(SERVICE, Ask(1, 4, salt=2))]
 
@@ -139,7 +139,7 @@ def test_answers_without_a_group(answer, stage):
     assert worker.state == replace(before, stage=stage)
 
 
-def test_the_next_request_after_a_round_alone_and_after_one_that_was_computed_first():
+def test_next_requests_after_alone_and_deferred_rounds():
     worker = Worker(cost=3)
     worker.hear(Alone(0, 0))
     assert worker.do(NextRound(8)) == [Send(SERVICE, Ask(1, -1, cost=3, salt=8))]
@@ -149,7 +149,7 @@ def test_the_next_request_after_a_round_alone_and_after_one_that_was_computed_fi
     assert (worker.state.stage, worker.state.request, worker.state.rounds) == (ASKED, 2, 1), "the same round"
 
 
-def test_the_last_request_comes_when_all_rounds_are_done_and_requests_wrap_only_in_endless_runs():
+def test_last_request_follows_the_last_round():
     worker = Worker(rounds=2)
     seen = []
     for _ in range(3):
@@ -166,7 +166,7 @@ def test_the_last_request_comes_when_all_rounds_are_done_and_requests_wrap_only_
     assert not endless.state.ask.last
 
 
-def test_a_group_that_broke_is_reported_as_failed_and_not_as_met():
+def test_broken_group_is_reported_as_failed():
     worker = Worker(breaks=2).meeting()
     worker.hear(Here(4), source=1)
     worker.hear(Here(5), source=2)
@@ -180,7 +180,7 @@ def test_a_group_that_broke_is_reported_as_failed_and_not_as_met():
 
 
 @pytest.mark.parametrize("enter", [False, True])
-def test_a_void_group_leaves_the_round_without_one(enter):
+def test_void_message_leaves_the_round_without_a_group(enter):
     worker = Worker()
     worker.granted() if not enter else worker.meeting()
     worker.hear(Here(4), source=1)
@@ -194,7 +194,7 @@ def test_a_void_group_leaves_the_round_without_one(enter):
 
 
 @pytest.mark.parametrize("message", [Grant(1, 0, 9, (0, 1)), Alone(1, 0), Later(1, 0), Bye(1, 0)])
-def test_what_comes_from_a_past_life_of_the_generator_changes_nothing(message):
+def test_messages_of_old_generations_are_ignored(message):
     for worker in (Worker(), Worker().granted(), Worker().meeting()):
         worker.state = replace(worker.state, generation=2)
         before = worker.state
@@ -204,7 +204,7 @@ def test_what_comes_from_a_past_life_of_the_generator_changes_nothing(message):
         assert worker.state.generation == 2
 
 
-def test_the_epoch_is_the_last_ones_that_was_heard_of():
+def test_generation_follows_the_newest_message():
     worker = Worker()
     worker.hear(Alone(3, 0))
     assert worker.state.generation == 3
@@ -213,7 +213,7 @@ def test_the_epoch_is_the_last_ones_that_was_heard_of():
     assert (worker.state.generation, worker.state.stage) == (4, GRANTED)
 
 
-def test_a_repeated_answer_changes_nothing_unless_it_takes_the_group_away():
+def test_repeated_answers_are_ignored_except_alone():
     for worker in (Worker().granted(), Worker().meeting()):
         before = worker.state
         for message in (Grant(0, 0, 4, (0, 1, 2)), Grant(0, 0, 9, (0, 2)), Later(0, 0), Bye(0, 0)):
@@ -230,7 +230,7 @@ def test_a_repeated_answer_changes_nothing_unless_it_takes_the_group_away():
         assert worker.state.seq == -1
 
 
-def test_who_waits_long_says_again_what_may_have_been_lost():
+def test_retry_repeats_possibly_lost_messages():
     worker = Worker(retries=2)
     assert worker.do(Retry()) == [Send(SERVICE, worker.state.ask)]
     assert worker.state.retries == 1
@@ -242,7 +242,7 @@ def test_who_waits_long_says_again_what_may_have_been_lost():
     assert Worker(retries=1).granted().do(Retry()) == [Send(SERVICE, Ask(0))], "it has not entered yet"
 
 
-def test_who_was_given_up_or_has_lost_the_generator_stops_and_a_members_end_is_not_its_business():
+def test_evicted_worker_stops_and_ignores_other_crashes():
     for message, note in ((Evicted(5), "evicted"), (Crashed(), "service lost")):
         worker = Worker().granted()
         before = worker.state
@@ -254,10 +254,10 @@ def test_who_was_given_up_or_has_lost_the_generator_stops_and_a_members_end_is_n
     assert worker.state == before
 
 
-def test_what_is_no_message_and_what_is_no_event_is_an_error():
+def test_unknown_messages_and_events_raise_assertion_errors():
     check_error(AssertionError, "not a message", Worker().hear, "hello")
     check_error(AssertionError, "not an event", Worker().do, "hello")
 
 
-def test_events_leave_the_random_number_to_the_seed_unless_said():
+def test_events_have_no_salt_by_default():
     assert [event().salt for event in (NextRound, Enter, Computed, Broke)] == [None] * 4

@@ -48,7 +48,7 @@ CASES = [
 
 @pytest.mark.parametrize(("graph", "setting", "fine"), CASES)
 @pytest.mark.parametrize("in_order", [True, False])
-def test_two_workers_written_apart_offer_and_do_the_same(graph, setting, fine, in_order):
+def test_worker_matches_the_second_hop(graph, setting, fine, in_order):
     """Worker 0 is slow, so that others leave it behind."""
     machine = Hop(GRAPHS[graph], SETTINGS[setting], fine=fine)
     second = SecondHop(machine.graph, machine.setting, fine)
@@ -77,21 +77,21 @@ def renamed_note(what, permutation):
 
 @pytest.mark.parametrize("setting", ["standard", "tokens 1", "skips", "skips with backup", "notify-ack with tokens"])
 @pytest.mark.parametrize("graph", ["ring", "both ways", "star"])
-def test_hop_does_under_new_names_what_it_did_under_the_old(graph, setting):
+def test_hop_commutes_with_renaming(graph, setting):
     machine = Hop(GRAPHS[graph], SETTINGS[setting], fine=True)
     assert len(machine.symmetries()) == {"ring": 3, "both ways": 6, "star": 6}[graph]
     check_renaming(machine, seed=5, note=renamed_note)
     check_renaming(replace(machine, fine=False), seed=6, note=renamed_note)
 
 
-def test_renaming_keeps_backup_workers_where_they_are():
+def test_renaming_keeps_backup_workers():
     """Worker 1 of the star may do without its center, and no other may: only the two others change places."""
     machine = Hop(STAR, IterationGap(backup=(0, 1, 0, 0), max_ig=2))
     assert set(machine.symmetries()) == {(0, 1, 2, 3), (0, 1, 3, 2)}
     check_renaming(machine, seed=7, note=renamed_note)
 
 
-def test_renaming_takes_every_queue_along():
+def test_renaming_permutes_every_queue():
     """Queues of a worker stand in the order of its neighbors; the new names turn that order around."""
     machine = Hop(BOTH_WAYS, IterationGap(notify_ack=True, max_ig=2))
     state = replace(machine.start(0)[0], updates=(1, 0), tokens=(5, 6), acked=(True, False))
@@ -104,7 +104,7 @@ def test_renaming_takes_every_queue_along():
 
 
 @pytest.mark.parametrize("setting", ["standard", "stale with tokens", "long skips", "notify-ack"])
-def test_hop_does_a_thousand_steps_later_what_it_did(setting):
+def test_hop_commutes_with_shifting_steps(setting):
     machine = Hop(BOTH_WAYS, SETTINGS[setting], fine=True)
 
     def later(message):
@@ -126,7 +126,7 @@ def test_hop_does_a_thousand_steps_later_what_it_did(setting):
     assert later(Ack()) == Ack()
 
 
-def test_the_channels_are_the_edges_and_with_tokens_or_acknowledgements_the_way_back():
+def test_tokens_and_acknowledgements_add_reverse_channels():
     back = sorted({*RING.edges, *((v, u) for u, v in RING.edges)})
     assert list(Hop(RING, IterationGap()).channels) == list(RING.edges)
     assert list(Hop(RING, IterationGap(max_ig=1)).channels) == back
@@ -134,21 +134,21 @@ def test_the_channels_are_the_edges_and_with_tokens_or_acknowledgements_the_way_
     assert Hop(RING, IterationGap()).num_processes == 3
 
 
-def test_a_setting_that_does_not_fit_its_graph_is_refused():
+def test_settings_invalid_for_the_graph_are_refused():
     """Every rule has its row in tests/topo/document/test_kinds.py."""
     check_error(InputError, "skip: tokens say where", Hop, RING, IterationGap(skip=SkipPolicy(limit=2), backup=1))
     with pytest.raises(InputError, match=r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbors"):
         Hop(RING, IterationGap(backup=(0, 2, 0)))
 
 
-def test_backups_are_one_number_for_all_or_one_for_each():
+def test_backups_expand_to_one_number_per_worker():
     assert IterationGap(backup=2).backups(3) == (2, 2, 2)
     assert IterationGap(backup=(0, 1)).backups(2) == (0, 1)
     assert IterationGap().backups(2) == (0, 0)
     assert IterationGap(backup=()).backups(0) == ()
 
 
-def test_what_is_no_event_is_an_error():
+def test_unknown_event_raises_assertion_error():
     machine = Hop(RING, IterationGap())
     check_error(AssertionError, "not an event", machine.step, 0, machine.start(0)[0], "hello")
     assert Advance().by == 1

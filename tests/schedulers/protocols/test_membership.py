@@ -173,7 +173,7 @@ PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md"
 
 
 @pytest.mark.parametrize("says", BUGS)
-def test_the_explorer_finds_every_seeded_bug_and_the_page_says_how(says):
+def test_explorer_finds_every_seeded_bug_on_the_page(says):
     kind, (dies_in,) = BUGS[says]
     configuration = BY_NAME[dies_in]
     found = configuration.run(configuration.of(kind))

@@ -53,7 +53,7 @@ def after(state, *events, process=0, machine=MACHINE):
     return state, actions
 
 
-def test_what_no_worker_committed_is_dropped_and_done_again_at_the_same_place():
+def test_uncommitted_operation_is_repeated_in_the_next_view():
     view = View(1, (0, 1), (4, 0))
     one, actions = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
     assert actions == (Note(("unblock",)), Send(3, Vote(1, (4, 0), ALL, stands=True)))
@@ -63,7 +63,7 @@ def test_what_no_worker_committed_is_dropped_and_done_again_at_the_same_place():
     assert (one.group, one.place) == ((0, 1), (4, 0))
 
 
-def test_who_is_behind_goes_to_the_place_of_the_others_alone_and_a_meeting_counts_by_itself():
+def test_lagging_worker_catches_up_without_averaging():
     behind = Member(View(1, (0, 1), (4, 0)))
     alone, _ = after(behind, Enter((3, 0), (0, 1)))
     assert (alone.place, alone.group, alone.held) == ((4, 0), (), ())
@@ -71,7 +71,7 @@ def test_who_is_behind_goes_to_the_place_of_the_others_alone_and_a_meeting_count
     assert met.place == (4, 1)
 
 
-def test_who_leaves_waits_for_the_answer_and_hears_the_view_without_it_where_it_was_given_up():
+def test_leaving_worker_waits_for_release_or_eviction():
     leaving, actions = after(Member(FIRST), Leave(), Received(3, Open(1)), Received(2, Crashed()))
     assert (leaving.phase, actions) == (Phase.LEAVING, ())
     assert after(leaving, Received(3, Released()))[0].phase is Phase.LEFT
@@ -94,7 +94,7 @@ def after_votes(*votes):
     return joining(authority, *(Received(worker, vote) for worker, vote in enumerate(votes)))
 
 
-def test_who_has_joined_and_lost_its_donor_gets_the_state_of_another_that_stands_there():
+def test_joiner_gets_a_new_donor_after_the_first_fails():
     authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
     authority, _ = joining(authority, Publish(), Received(0, Crashed()))
     blank = Vote(2, (0, 0), blank=True)
@@ -102,7 +102,7 @@ def test_who_has_joined_and_lost_its_donor_gets_the_state_of_another_that_stands
     assert written == (Note(("write", View(2, (1, 2), (5, 0), joined=(2,), donor=1))),)
 
 
-def test_a_joiner_is_outside_again_where_no_member_with_a_state_stands():
+def test_joiner_without_any_donor_is_outside_again():
     authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
     authority, _ = joining(authority, Publish(), Received(0, Crashed()))
     authority, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)), Received(1, Vote(2, (5, 0))))
@@ -117,14 +117,14 @@ def test_a_joiner_is_outside_again_where_no_member_with_a_state_stands():
     assert joining(out, Received(3, joined), process=2)[0] == out, "told again by an authority that was started again"
 
 
-def test_who_asks_and_dies_before_the_view_changes_nothing():
+def test_joiner_failing_before_the_view_changes_nothing():
     authority, _ = JOINING.start(3)
     votes = [Received(worker, Vote(1, (5, 0), stands=True)) for worker in (0, 1)]
     _, written = joining(authority, Received(2, Join()), votes[0], Received(2, Crashed()), votes[1])
     assert written == (Note(("write", View(1, (0, 1), (5, 0)))),)
 
 
-def test_a_member_that_asks_is_no_joiner_and_once_a_worker_has_left_none_joins():
+def test_join_requests_of_members_and_after_a_leave_are_ignored():
     authority, _ = JOINING.start(3)
     assert joining(authority, Received(1, Join())) == (authority, ())
     left, _ = joining(authority, Received(0, Left()))
@@ -135,7 +135,7 @@ def test_a_member_that_asks_is_no_joiner_and_once_a_worker_has_left_none_joins()
     assert ended.phase is Phase.ENDED
 
 
-def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
+def test_stop_or_too_many_failures_end_the_run():
     stopped, _ = after(AUTHORITY, Stop(), process=3)
     assert stopped.view == View(1, ())
     assert after(stopped, Stop(), process=3) == (stopped, ())
@@ -144,25 +144,25 @@ def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
     assert few.view == View(1, ())
 
 
-def test_unknown_events_are_errors_of_the_driver():
+def test_unknown_events_raise_assertion_errors():
     check_error(AssertionError, "not an event of a member", after, Member(FIRST), "hello")
     check_error(AssertionError, "not an event of the authority", after, Authority((FIRST,)), "hello", process=3)
 
 
-def test_a_vote_of_another_epoch_or_of_who_is_lost_counts_for_nothing():
+def test_votes_of_other_generations_or_lost_workers_are_ignored():
     authority, _ = after(AUTHORITY, Received(2, Crashed()), process=3)
     assert after(authority, Received(0, Vote(0, (5, 0))), process=3) == (authority, ())
     assert after(authority, Received(0, Vote(2, (5, 0))), process=3) == (authority, ())
     assert after(authority, Received(2, Vote(1, (5, 0))), process=3) == (authority, ())
 
 
-def test_who_leaves_in_a_vote_is_waited_for_no_more_and_the_view_is_decided():
+def test_leaving_during_a_vote_completes_the_vote():
     authority, _ = after(AUTHORITY, Received(2, Crashed()), Received(1, Vote(1, (4, 0), ALL)), process=3)
     authority, actions = after(authority, Received(0, Left()), process=3)
     assert actions == (Send(0, Released()), Note(("write", View(1, (1,), (4, 0), (1,)))))
 
 
-def test_a_lease_ends_for_the_silent_alone_where_somebody_has_voted():
+def test_lease_expires_only_for_silent_workers_during_a_vote():
     authority = replace(MACHINE.start(3)[0], leases=2)
     assert MACHINE.ready(3, authority) == []
     authority, _ = after(authority, Received(2, Crashed()), process=3)
@@ -176,7 +176,7 @@ def test_a_lease_ends_for_the_silent_alone_where_somebody_has_voted():
     assert MACHINE.ready(3, authority) == [Publish()]
 
 
-def test_a_joiner_that_dies_in_a_vote_does_not_keep_the_run_alive():
+def test_joiner_failing_in_a_vote_does_not_prolong_the_run():
     authority, _ = joining(JOINING.start(3)[0], Received(0, Vote(1, (5, 0), stands=True)))
     authority, actions = joining(authority, Received(2, Join()))
     assert (authority.admits, actions) == (False, ())
@@ -184,14 +184,14 @@ def test_a_joiner_that_dies_in_a_vote_does_not_keep_the_run_alive():
     assert written == (Note(("write", View(1, ()))),)
 
 
-def test_an_authority_that_is_started_again_tells_those_who_have_joined_too():
+def test_restarted_authority_publishes_to_joined_workers():
     authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
     authority, told = joining(replace(authority, restarts=1), Publish())
     assert joining(authority, Restart(), Publish())[1] == told
     assert [one.to for one in told] == [0, 1, 2]
 
 
-def test_what_a_vote_was_for_is_forgotten_with_its_view():
+def test_vote_reason_is_reset_with_its_view():
     authority, _ = MACHINE.start(3)
     assert (authority.admits, authority.is_open) == (False, False)
     joined, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0)))
@@ -201,7 +201,7 @@ def test_what_a_vote_was_for_is_forgotten_with_its_view():
     assert again.view == View(2, (0, 1), (6, 0)), "no worker could join, so that members are the same"
 
 
-def test_a_worker_outside_asks_as_often_as_it_may_and_once_at_a_time():
+def test_outside_worker_has_one_pending_join_request():
     outside, actions = JOINING.start(2)
     assert (outside, actions) == (Member(View(-1, ()), Phase.OUTSIDE, blank=True, knocks=1), ())
     twice = replace(outside, knocks=2)
@@ -210,12 +210,12 @@ def test_a_worker_outside_asks_as_often_as_it_may_and_once_at_a_time():
 
 
 @pytest.mark.parametrize("phase", [Phase.RUN, Phase.VOTE, Phase.REBUILD, Phase.LEFT, Phase.FENCED])
-def test_a_release_is_for_who_leaves(phase):
+def test_release_affects_only_leaving_workers(phase):
     state = Member(FIRST, phase)
     assert after(state, Received(3, Released())) == (state, ())
 
 
-def test_what_is_of_an_old_epoch_or_comes_to_who_is_done_is_not_kept():
+def test_messages_of_old_generations_are_dropped():
     view = View(2, ALL, (4, 0))
     old, now, later = Here(1), Here(2), Here(3)
     kept, _ = after(Member(view, Phase.REBUILD), *(Received(1, said) for said in (old, now, later)))
@@ -230,7 +230,7 @@ MEETING = Membership(3, 2, pairs_then_all, rounds=3)
 meeting = partial(after, machine=MEETING)
 
 
-def test_an_operation_goes_from_share_to_share_and_from_confirm_to_confirm_of_all_its_members():
+def test_operation_needs_shares_and_confirms_of_all_members():
     one, at = Member(FIRST, place=(2, 0)), (2, 0)
     assert MEETING.ready(0, one) == (Enter(at, ALL),)
     one, actions = meeting(one, Enter(at, ALL))
@@ -253,7 +253,7 @@ def test_an_operation_goes_from_share_to_share_and_from_confirm_to_confirm_of_al
     assert (one.phase, actions, MEETING.ready(0, one)) == (Phase.LEAVING, (Send(3, Left()),), ())
 
 
-def test_members_connect_once_all_are_there_and_a_joiner_once_it_has_the_donor_s_state():
+def test_members_connect_once_all_are_present():
     view, held = View(1, ALL, (2, 0), joined=(2,), donor=1), (((1, 0), 0, (0, 1)),)
     member, donor = (
         Member(View(0, (0, 1)), Phase.VOTE, (2, 0), held=held),
@@ -284,7 +284,7 @@ def test_members_connect_once_all_are_there_and_a_joiner_once_it_has_the_donor_s
     assert (member.phase, member.view, member.group, member.prepared) == (Phase.RUN, view, (), False)
 
 
-def test_a_vote_says_where_a_worker_stands_once_it_has_let_go_of_its_groups():
+def test_vote_reports_the_position_after_unblocking():
     at = (2, 0)
     one, _ = meeting(Member(FIRST, place=at), Enter(at, ALL))
     voted, actions = meeting(one, Broken())
@@ -303,13 +303,13 @@ def test_a_vote_says_where_a_worker_stands_once_it_has_let_go_of_its_groups():
         assert meeting(replace(stranger, phase=phase), Received(3, Crashed()))[0].phase is phase
 
 
-def test_who_is_outside_asks_while_it_may():
+def test_outside_worker_may_request_to_join():
     outside = MEETING.joiner()
     assert MEETING.ready(2, outside) == (Knock(),)
     assert MEETING.ready(2, replace(outside, knocks=0)) == MEETING.ready(2, replace(outside, has_knocked=True)) == ()
 
 
-def test_the_machine_starts_with_what_it_is_set_to():
+def test_initial_states_follow_the_settings():
     machine = Membership(3, 2, everybody, 2, leases=1, restarts=2, outside=1, knocks=4)
     first = View(0, (0, 1))
     assert machine.start(3) == (Authority((first,), votes=(None,) * 3, leases=1, restarts=2), ())
@@ -325,6 +325,6 @@ def test_the_machine_starts_with_what_it_is_set_to():
 
 
 @pytest.mark.parametrize("configuration", SMALLEST, ids=lambda one: one.name)
-def test_every_property_holds_in_every_interleaving_of_a_smallest_system(configuration):
+def test_every_property_holds_in_the_smallest_systems(configuration):
     found = configuration.run()
     assert found.holds, found

@@ -23,7 +23,7 @@ from partreduce.schedulers.protocols.partial import (
 from partreduce.strategies import PartialAllReduce
 
 
-def test_a_late_worker_brings_what_it_has_and_its_gradient_joins_the_next_round():
+def test_late_gradient_joins_the_next_round():
     machine = Partial(PartialAllReduce(quorum="solo"), 2)
     (fast, _), (slow, _) = machine.start(0), machine.start(1)
     fast, actions = machine.step(0, fast, Call())
@@ -59,7 +59,7 @@ def initiators(seed):
     return drawn
 
 
-def test_the_initiator_is_drawn_in_each_round():
+def test_initiator_is_drawn_in_each_round():
     drawn = initiators(seed=5)
     assert drawn == initiators(seed=5), "all workers draw the same"
     shares = Counter(drawn)
@@ -70,7 +70,7 @@ def test_the_initiator_is_drawn_in_each_round():
         assert sum(a == b for a, b in zip(drawn, other, strict=True)) < ROUNDS / 2  # a quarter by chance
 
 
-def test_only_the_initiator_starts_a_round_and_the_next_worker_does_once_it_has_ended():
+def test_next_worker_initiates_after_the_initiator_ends():
     machine = Partial(PartialAllReduce(quorum="majority"), 4, initiators=(2,))
     states = [machine.start(worker)[0] for worker in range(4)]
     started = [machine.step(worker, state, Call())[1] for worker, state in enumerate(states)]
@@ -83,7 +83,7 @@ def test_only_the_initiator_starts_a_round_and_the_next_worker_does_once_it_has_
     assert machine.step(0, states[0], Call())[1] == ()
 
 
-def test_only_workers_that_may_still_start_a_round_are_awaited():
+def test_only_workers_able_to_start_a_round_are_awaited():
     machine = Partial(PartialAllReduce(quorum=3), 4)
     state, _ = machine.start(0)
     assert machine.awaited(0, state) == (1, 2, 3), "not itself"
@@ -98,7 +98,7 @@ def test_only_workers_that_may_still_start_a_round_are_awaited():
         assert machine.awaited(0, later) == (1, 3), "to have come to round 0 is not to have come to a later one"
 
 
-def test_where_all_have_ended_any_other_worker_may_hold_up_a_round():
+def test_all_other_workers_are_awaited_once_all_have_ended():
     machine = Partial(PartialAllReduce(quorum="majority"), 3)
     state, _ = machine.step(0, machine.start(0)[0], End())
     for source in (1, 2):
@@ -116,7 +116,7 @@ SETTINGS = (
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=repr)
 @pytest.mark.parametrize("seed", range(4))
-def test_random_runs_of_many_workers_end_together_with_every_gradient_summed(setting, seed):
+def test_random_runs_sum_every_gradient_and_end_together(setting, seed):
     calls = tuple(Random(seed).choices(range(9), k=6))
     machine = Partial(setting, 6, calls)
     walk = Walk(machine, seed, in_order=False)
@@ -133,7 +133,7 @@ def test_random_runs_of_many_workers_end_together_with_every_gradient_summed(set
 
 
 @pytest.mark.parametrize("quorum", ["solo", "majority", 2])
-def test_workers_that_have_no_data_at_all_end_without_a_round(quorum):
+def test_workers_without_data_end_without_a_round(quorum):
     machine = Partial(PartialAllReduce(quorum=quorum), 3, (0, 0, 0))
     walk = Walk(machine, 0, in_order=False)
     for process, state in enumerate(walk.states):
@@ -164,7 +164,7 @@ class NewestOnly(Walk):
 @pytest.mark.parametrize(
     "setting", [SETTINGS[0], PartialAllReduce(quorum=2, staleness=1), PartialAllReduce(quorum=2)], ids=repr
 )
-def test_a_word_may_replace_those_before_it(setting):
+def test_newer_messages_may_replace_older_ones(setting):
     lost = 0
     for seed in range(24):
         calls = tuple(Random(seed).choices(range(6), k=6))

@@ -117,7 +117,7 @@ bug("step", "Only the first shard is ever opened.", FREE, "no deadlock", instead
 
 
 @pytest.mark.parametrize("says", BUGS)
-def test_a_seeded_bug_is_killed_by_a_property_that_names_it(says):
+def test_seeded_bug_is_killed_by_an_expected_property(says):
     kind, (name, *killers) = BUGS[says]
     configuration = BY_NAME[name]
     found = configuration.run(configuration.of(kind))
@@ -126,7 +126,7 @@ def test_a_seeded_bug_is_killed_by_a_property_that_names_it(says):
     assert len(BUGS) == 16
 
 
-def test_a_worker_without_a_plan_may_do_whatever_the_protocol_allows():
+def test_worker_without_a_plan_has_all_protocol_events():
     machine = shards_of(Server(hosts=(0,), synchronous=False), 2)
     state, _ = machine.start(0)
     assert machine.ready(0, state) == (Open(0),)
@@ -140,7 +140,7 @@ def test_a_worker_without_a_plan_may_do_whatever_the_protocol_allows():
     assert machine.ready(0, state) == (Take(),)
 
 
-def test_a_late_answer_is_taken_with_the_next_push():
+def test_late_answer_is_applied_with_the_next_push():
     machine = shards_of(Server(hosts=(1,), synchronous=False, sync=DelayedAveraging()), 2)
     state, _ = machine.step(0, machine.start(0)[0], Open(0))
     state, actions = machine.step(0, state, Push())
@@ -151,7 +151,7 @@ def test_a_late_answer_is_taken_with_the_next_push():
     assert actions == (Note(("taken", 1)), Send(2, Progress(0, 2)))
 
 
-def test_what_comes_early_is_heard_in_order_when_the_generation_begins():
+def test_early_messages_are_processed_in_order_after_opening():
     machine = Shards(2, (0,))
     state, actions = machine.step(2, ShardState(), Received(1, Progress(0, 1)))
     assert actions == ()

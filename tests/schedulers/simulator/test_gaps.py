@@ -138,7 +138,7 @@ class Noting(GapTiming):
 
 @pytest.mark.parametrize("order", UpdateOrder)
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_every_setting_does_what_the_papers_rules_say(setting, order):
+def test_every_setting_matches_the_second_hop(setting, order):
     skipped = 0
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -162,7 +162,7 @@ def test_every_setting_does_what_the_papers_rules_say(setting, order):
     ("order", "sync"), [(UpdateOrder.ADAPT_THEN_COMBINE, Synchronous()), (UpdateOrder.DPSGD, DelayedAveraging())]
 )
 @pytest.mark.parametrize("tokens", [None, 1, 4])
-def test_standard_and_tokens_take_the_time_of_dpsgds_rounds(order, sync, tokens):
+def test_standard_and_tokens_match_dpsgd_round_times(order, sync, tokens):
     one = simulate(keeping("ring-based", max_ig=tokens, update_order=order), compute=SIXFOLD, num_rounds=30, seed=3)
     other = simulate(keeping("ring-based", sync=sync), compute=SIXFOLD, num_rounds=30, seed=3)
     for field in ("compute_start", "compute_end", "finish"):
@@ -172,7 +172,7 @@ def test_standard_and_tokens_take_the_time_of_dpsgds_rounds(order, sync, tokens)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_no_worker_is_further_ahead_and_no_queue_fuller_than_is_proved(setting):
+def test_gaps_and_queues_stay_within_the_proved_bounds(setting):
     schedule = keeping("ring-based", Cluster.regular(2, 4), **setting)
     slow = ComputeTimes(base=1.0, slowdown=((1, 7.0),), jitter=0.3)
     record = simulate(schedule, compute=slow, num_rounds=60).observed.gaps
@@ -191,7 +191,7 @@ def test_no_worker_is_further_ahead_and_no_queue_fuller_than_is_proved(setting):
     assert any(full), "a queue is as full as it may be"
 
 
-def test_gaps_are_counted_at_every_entry_of_a_step():
+def test_gaps_are_recorded_at_every_step_entry():
     """Every entry in its order, and the gaps after each."""
     schedule = keeping("ring", Cluster.regular(2, 3), max_ig=4, backup=1, skip=SkipPolicy(limit=3))
     record = simulate(
@@ -215,7 +215,7 @@ def test_gaps_are_counted_at_every_entry_of_a_step():
     assert (np.arange(len(shares)) * shares).sum() == pytest.approx(apart.mean())
 
 
-def test_updates_stand_in_line_on_the_links_and_tokens_overtake_them():
+def test_updates_queue_on_links_and_tokens_overtake():
     wires = Hardware(inside=Link(0.1, 1.0), nic=Link(0.5, 2.0), model_bytes=1)
     cluster = Cluster.regular(2, 2)
     links = InTurn(cluster, wires)
@@ -234,7 +234,7 @@ def test_updates_stand_in_line_on_the_links_and_tokens_overtake_them():
     assert there.max() == round_seconds(graph, FOUR_NODES, wires).max(), "all at once: as a round"
 
 
-def test_a_wire_that_is_the_bottleneck_sets_the_step():
+def test_bottleneck_link_sets_the_step_time():
     """Each node sends 4 of 100 bytes a second in a step; computing hides behind it in the parallel order."""
     wires = Hardware(nic=Link(0.0, 0.01), model_bytes=100)
     half = Fraction(1, 2)
@@ -251,7 +251,7 @@ def test_a_wire_that_is_the_bottleneck_sets_the_step():
     assert np.allclose(parts, 0)
 
 
-def test_a_setting_that_never_ends_is_refused():
+def test_deadlocked_gap_setting_is_refused():
     """Two workers, each in need of a token of the other one, who never moves: reached only past the file's checks."""
     ring = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
     hop = Hop(ring, IterationGap(max_ig=0), fine=True)
@@ -261,7 +261,7 @@ def test_a_setting_that_never_ends_is_refused():
     check_error(ScheduleError, "worker 0 waits for ever in step 0", timing.check_ended, machine)
 
 
-def test_predictions_of_a_gap_are_those_of_its_run_and_its_proved_queues():
+def test_gap_predictions_match_simulation_and_proved_queues():
     wires = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), model_bytes=2_000_000)
     small = {"compute": SIXFOLD, "num_rounds": 60}
     standard, late = (
@@ -297,7 +297,7 @@ def per_step(name, compute, *, steps=50, seeds=4, **setting):
     return float(np.mean(each))
 
 
-def test_what_physics_leaves_of_the_papers_figures():
+def test_hop_paper_figures_are_reproduced_without_communication():
     """Luo et al., ASPLOS 2019, figures 12 and 15 to 18, without communication; expectations from another simulation."""
     standard = {name: per_step(name, SIXFOLD, seeds=6) for name in ("ring", "ring-based", "double-ring")}
     assert list(standard.values()) == pytest.approx([2.00, 2.15, 2.27], rel=0.04), "Figure 12: sparser suffers less"
@@ -338,7 +338,7 @@ def keeping_a(gap, name="clustered"):
 
 
 @pytest.mark.parametrize("gap", [IterationGap(max_ig=3), IterationGap(update_order=UpdateOrder.DPSGD)])
-def test_where_every_update_is_taken_the_metrics_are_those_of_the_matrix(gap):
+def test_replay_without_lost_updates_matches_matrix_metrics(gap):
     schedule = keeping_a(gap)
     assert schedule.is_mixing
     found = run_and_replay(schedule, RANDOM, 200)
@@ -351,7 +351,7 @@ def test_where_every_update_is_taken_the_metrics_are_those_of_the_matrix(gap):
     assert found.computed == 1.0
 
 
-def test_what_is_left_out_or_late_has_its_price():
+def test_skipped_and_late_updates_increase_consensus_distance():
     exact = float(consensus_distance(keeping_a(IterationGap())))
     backup = run_and_replay(keeping_a(IterationGap(max_ig=6, backup=1), "ring-based"), RANDOM)
     assert backup.consensus_distance > 1.2 * float(consensus_distance(keeping_a(IterationGap(), "ring-based")))
@@ -364,7 +364,7 @@ def test_what_is_left_out_or_late_has_its_price():
     assert skipping.consensus_distance > exact
 
 
-def test_a_run_by_hand():
+def test_replay_matches_manual_calculation():
     """Two workers; worker 1 misses the update of step 1, so that nothing of it is ever in its parameters."""
     quarter = Fraction(1, 4)
     pair = Round.from_edges(2, [(0, 1, quarter), (1, 0, quarter)])

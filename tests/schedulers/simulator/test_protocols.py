@@ -42,7 +42,7 @@ def parts(timeline):
 
 @pytest.mark.parametrize("division", GroupSplit)
 @pytest.mark.parametrize("rule", SlowWorkerPolicy)
-def test_rounds_of_generated_groups_follow_one_another_and_members_meet(division, rule):
+def test_generated_rounds_are_contiguous_and_members_synchronize(division, rule):
     schedule = of_generator(division=division, slow_worker_policy=rule)
     timeline = simulate(schedule, WIRES, compute=SLOW, num_rounds=30)
     assert timeline.free_running
@@ -59,7 +59,7 @@ def test_rounds_of_generated_groups_follow_one_another_and_members_meet(division
     assert all((begins == begin).sum() >= 2 for begin in begins if begin < timeline.finish[-1].min())
 
 
-def test_one_pair_of_a_generated_schedule_takes_what_a_static_pair_takes():
+def test_generated_pair_takes_the_time_of_a_static_pair():
     pair = of_generator(Cluster.regular(1, 2), group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
     compute = ComputeTimes(base=1.0, slowdown=((1, 3.0),))
     timeline = simulate(pair, Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1), compute=compute, num_rounds=4)
@@ -68,7 +68,7 @@ def test_one_pair_of_a_generated_schedule_takes_what_a_static_pair_takes():
     assert timeline.per_step() == 4.0
 
 
-def test_fast_workers_do_not_wait_for_a_late_straggler():
+def test_fast_workers_do_not_wait_for_a_deferred_straggler():
     late = {"division": GroupSplit.GLOBAL, "slow_worker_policy": SlowWorkerPolicy.DEFER}
     timeline = simulate(of_generator(Cluster.regular(4, 4), **late), compute=SLOW, num_rounds=60)
     everybody = simulate(of_generator(Cluster.regular(4, 4), **late), compute=ONE_SECOND, num_rounds=60)
@@ -78,7 +78,7 @@ def test_fast_workers_do_not_wait_for_a_late_straggler():
     assert timeline.per_step() < 1.6, "the mean over all workers' steps, not the slowest worker's"
 
 
-def test_active_workers_wait_for_the_answer_and_passive_ones_never_wait():
+def test_only_active_workers_wait_for_answers():
     timeline = simulate(pairwise(), WIRES, compute=SLOW, num_rounds=3)
     assert timeline.finish[:, 4:].tolist() == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
     assert timeline.waiting().tolist() == [0.0] * 8
@@ -90,7 +90,7 @@ def test_active_workers_wait_for_the_answer_and_passive_ones_never_wait():
     assert alone.communicating().tolist() == [1.5] + [0.0] * 7
 
 
-def test_an_exchange_hides_behind_the_next_round_under_overlap():
+def test_overlap_hides_an_exchange_behind_the_next_round():
     wires = replace(WIRES, nic=Link.of_bandwidth(16.0))  # four models at once take a quarter second each way
     timeline = simulate(pairwise(sync=DelayedAveraging()), wires, compute=ONE_SECOND, num_rounds=3)
     assert timeline.finish[:, 0].tolist() == [1.0, 2.0, 3.0]
@@ -103,30 +103,30 @@ def test_an_exchange_hides_behind_the_next_round_under_overlap():
     assert longer.waiting().tolist() == [0.0] * 8
 
 
-def test_an_active_worker_without_neighbors_continues_alone():
+def test_active_worker_without_neighbors_continues_alone():
     timeline = simulate(pairwise(edges=((0, 4), (1, 4), (2, 5))), WIRES, compute=ONE_SECOND, num_rounds=2)
     assert timeline.finish[:, 3].tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("schedule", [of_generator(), pairwise(), of_groups("p", CLUSTER, [(0, 1)])])
-def test_the_same_seed_gives_the_same_timeline(schedule):
+def test_same_seed_gives_the_same_timeline(schedule):
     compute = ComputeTimes(base=1.0, jitter=0.3, disturbance=RandomSlowdown())
     one, two, other = (simulate(schedule, WIRES, compute=compute, num_rounds=12, seed=s).finish for s in (1, 1, 2))
     assert np.array_equal(one, two)
     assert not np.array_equal(one, other)
 
 
-def test_a_round_takes_its_steps():
+def test_round_duration_includes_all_steps():
     timeline = simulate(of_generator(steps_per_round=3), compute=ONE_SECOND, num_rounds=5)
     assert np.allclose(timeline.compute_end - timeline.compute_start, 3.0)
 
 
-def test_workers_that_take_no_time_are_no_error():
+def test_zero_compute_time_is_allowed():
     assert simulate(of_generator(), num_rounds=5).per_step() == 0.0
     assert simulate(pairwise(), num_rounds=5).makespan == 0.0
 
 
-def test_a_group_that_starts_a_stragglers_round_is_not_counted_twice():
+def test_deferred_straggler_round_is_counted_once():
     """A worker that has to ask later computes once, then asks; its round is one entry."""
     ended = []
     seconds = np.tile([1.0, 5.0, 1.0, 1.0], (10, 1))
@@ -173,7 +173,7 @@ def steps_of_groups(setting, slow, *, rounds):
 
 
 @pytest.mark.parametrize("division", [GroupSplit.GLOBAL, GroupSplit.INTER_INTRA])
-def test_a_late_straggler_holds_up_no_other_worker_and_is_not_starved(division):
+def test_deferred_straggler_neither_blocks_others_nor_starves(division):
     """One of 16 workers computes 5 times as long; the others of its node keep up with all others."""
     setting = replace(SIXTEEN, division=division)
     listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=80)
@@ -185,7 +185,7 @@ def test_a_late_straggler_holds_up_no_other_worker_and_is_not_starved(division):
 
 
 @pytest.mark.parametrize("every", [1, 3, 16])
-def test_node_then_all_meets_after_every_so_many_rounds(every):
+def test_node_then_all_averages_globally_every_all_every_rounds(every):
     """With one slow worker: all others meet, and only they; between two meetings only nodes do."""
     setting = replace(SIXTEEN, division=GroupSplit.NODE_THEN_ALL, all_every=every)
     listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=100)
@@ -233,7 +233,7 @@ def compute(times, **wire):
     return Taking(lambda process, event, rng: times[process] if isinstance(event, Advance) else 0.0, **wire)
 
 
-def test_a_slow_message_delays_only_who_waits_for_it():
+def test_slow_message_delays_only_its_receiver():
     pair = Digraph.of(3, [(0, 1), (1, 2)])
     machine = VirtualMachine(
         Hop(pair, IterationGap()), compute([1.0, 1.0, 1.0], way=lambda source, to: 5.0 if source == 0 else 0.0)
@@ -245,7 +245,7 @@ def test_a_slow_message_delays_only_who_waits_for_it():
     assert entered[2, 1] == 1.0
 
 
-def test_adpsgd_lets_fast_workers_run_on():
+def test_adpsgd_fast_workers_do_not_wait():
     pairs = both_ways([(a, b) for a in range(4) for b in range(4, 8)])
     roles = (Role.ACTIVE,) * 4 + (Role.PASSIVE,) * 4
     speed = [1.0, 1.0, 1.0, 5.0]
@@ -262,7 +262,7 @@ def test_adpsgd_lets_fast_workers_run_on():
     assert set(partners) == {4, 5, 6, 7}, "ties between neighbors are drawn"
 
 
-def test_a_circle_of_waiting_workers_is_seen_as_idle():
+def test_cyclic_wait_leaves_the_machine_idle():
     triangle = Pairing(Digraph.of(3, both_ways([(0, 1), (1, 2), (2, 0)])), (Role.BOTH,) * 3)
     preferred = {0: 1, 1: 2, 2: 0}
     machine = VirtualMachine(
@@ -281,7 +281,7 @@ def test_negative_times_are_refused():
         VirtualMachine(Hop(ring, IterationGap()), Taking(lambda *_: -1.0)).run(max_events=10)
 
 
-def test_a_thousand_workers():
+def test_virtual_machine_scales_to_1000_workers():
     count = 1000
     ring = Digraph.of(count, both_ways([(i, (i + 1) % count) for i in range(count)]))
     machine = VirtualMachine(Hop(ring, IterationGap(max_ig=2)), compute([1.0] * count))
@@ -325,7 +325,7 @@ class PairTimes(Noting):
         self.steps.append((step.process, step.work_end, step.start, step.end))
 
 
-def test_a_meeting_begins_with_the_last_member_and_ends_for_all_at_once():
+def test_collective_starts_with_the_last_member_and_ends_together():
     times = PairTimes(1.0, 3.0, None)
     machine = VirtualMachine(Pair(), times)
     machine.run()
@@ -335,7 +335,7 @@ def test_a_meeting_begins_with_the_last_member_and_ends_for_all_at_once():
 
 
 @pytest.mark.parametrize("called_off", [0.5, 2.0, 4.0])
-def test_a_meeting_ends_only_for_those_that_still_want_it(called_off):
+def test_canceled_member_leaves_the_collective(called_off):
     """Called off before it comes or while it waits, none takes place; in mid-meeting the other one leaves in time."""
     times = PairTimes(1.0, 3.0, called_off)
     VirtualMachine(Pair(), times).run()

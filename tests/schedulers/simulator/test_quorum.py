@@ -19,7 +19,7 @@ def run(setting, seconds, *, sum_seconds=0.0, initiators=None, way=0.0):
     return timing
 
 
-def test_a_solo_round_by_hand():
+def test_solo_rounds_match_manual_calculation():
     # Worker 0 starts round 0 at 1 and has it at 1.5; its call at 2.5 starts round 1, which worker 1 joins only when it
     # has taken round 0 at its own call at 3 (C is 1). What it computes then is taken with round 1 at 6.
     timing = run(PartialAllReduce(quorum="solo", staleness=1), [[1, 3], [1, 3]], sum_seconds=0.5)
@@ -31,14 +31,14 @@ def test_a_solo_round_by_hand():
     assert timing.ages == [0, 0, 1]
 
 
-def test_with_a_longer_queue_nobody_waits_for_the_slow_one():
+def test_longer_queue_avoids_waiting_for_a_slow_worker():
     timing = run(PartialAllReduce(quorum="solo", staleness=2), [[1, 3.25], [1, 3.25]], sum_seconds=0.5)
     assert timing.finish.tolist() == [[1.5, 3.25], [3.0, 3.25]]
     assert timing.begun[1, 1] == timing.computed[1, 1] == 3.25, "both results in one call: the second row is empty"
 
 
 @pytest.mark.parametrize("size", [4, 16, 32])
-def test_latencies_under_a_linear_skew_have_the_published_limits(size):
+def test_latencies_under_linear_skew_match_published_limits(size):
     """Majority waits 3P/(P+1) times less than all-reduce on average, a quorum of half of them 4(P-1)/(P-2) times."""
     skew = [list(range(size))]
     everybody = (size - 1) / 2
@@ -70,7 +70,7 @@ def against_all_reduce(*, rounds=200, **members):
     return rate, float(observed.quorum.active[first:].mean()), observed.largest_age
 
 
-def test_one_worker_five_times_slow():
+def test_quorum_throughput_with_one_worker_five_times_slower():
     """What late arrivals count for decides: by call all wait for the slow one at last, by open round they do not."""
     by_call, _, _ = against_all_reduce(quorum="majority", count="call", missed="latest")
     assert by_call == pytest.approx(1.0, abs=0.03)
@@ -86,7 +86,7 @@ def test_one_worker_five_times_slow():
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])
-def test_the_slow_workers_queue_bounds_rounds_and_ages(capacity):
+def test_slow_workers_queue_bounds_rounds_and_ages(capacity):
     rate, _, age = against_all_reduce(quorum="solo", staleness=capacity, rounds=60)
     assert age == capacity, "attained"
     schedule = Schedule("s", Cluster.regular(8, 1), AllReduce(sync=PartialAllReduce(quorum="solo", staleness=capacity)))
@@ -95,7 +95,7 @@ def test_the_slow_workers_queue_bounds_rounds_and_ages(capacity):
     assert rate <= 4.5 + 1e-9
 
 
-def test_every_gradient_counts_once_and_words_and_sums_take_their_time():
+def test_messages_and_sums_take_time_and_never_overlap():
     hardware = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-9), model_bytes=2_000_000)
     schedule = Schedule("s", Cluster.regular(2, 2), AllReduce(sync=PartialAllReduce(quorum=2)))
     compute = ComputeTimes(base=0.01, jitter=0.5)
@@ -114,7 +114,7 @@ def test_every_gradient_counts_once_and_words_and_sums_take_their_time():
     assert found.largest_age <= 4
 
 
-def test_grace_by_hand():
+def test_grace_period_matches_manual_calculation():
     # Worker 0 comes at 1, worker 1 at 1.5: within a grace of 0.75 s the thread of worker 1 waits for it, and no more.
     both = run(PartialAllReduce(quorum="solo", grace=750_000), [[1, 1.5]] * 3, sum_seconds=0.25)
     assert both.gradients.tolist() == [[1, 1]] * 3
@@ -131,7 +131,7 @@ def test_grace_by_hand():
     assert later.summed[0, 0] == 1.375
 
 
-def test_a_mean_of_models_by_hand():
+def test_model_synchronization_matches_manual_calculation():
     # Worker 0 has round 0 at 1.5 and waits with its model for worker 1, which takes it at 3; the mean takes 0.5 s. Only
     # then threads enter round 1, which worker 1 started with its call at 3; both compute from 3.5 on.
     timing = run(PartialAllReduce(quorum="solo", missed="latest", synchronize_every=1), [[1, 3]] * 2, sum_seconds=0.5)
@@ -148,7 +148,7 @@ def test_a_mean_of_models_by_hand():
     assert timing.finish.tolist() == [[1.5, 3.25], [3.75, 3.75]]
 
 
-def test_grace_lets_nearly_equal_workers_meet_and_means_are_paid_for():
+def test_grace_period_gathers_similarly_fast_workers():
     """Solo alone has few of eight workers in a round; with a grace of some times their jitter it has all."""
     hardware = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-9), model_bytes=2_000_000)
     compute = ComputeTimes(base=0.02, jitter=0.05)

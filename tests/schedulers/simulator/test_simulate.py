@@ -22,7 +22,7 @@ PAIR = of_groups("p", Cluster.regular(1, 3), [(0, 1)])
 UNIT = Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1)
 
 
-def test_a_worker_waits_for_its_group_only():
+def test_worker_waits_only_for_its_group():
     timeline = simulate(PAIR, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=2)
     assert timeline.compute_end[0].tolist() == [2.0, 6.0, 2.0]
     assert timeline.communicate_start[0].tolist() == [6.0, 6.0, 2.0]
@@ -33,7 +33,7 @@ def test_a_worker_waits_for_its_group_only():
     assert timeline.round_seconds().tolist() == [7.0, 7.0]
 
 
-def test_overlap_starts_from_the_rounds_start():
+def test_overlapped_averaging_starts_with_the_round():
     schedule = Schedule("p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, sync=DelayedAveraging()))
     timeline = simulate(schedule, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=2)
     assert timeline.communicate_start[0].tolist() == [0.0, 0.0, 0.0]
@@ -43,21 +43,21 @@ def test_overlap_starts_from_the_rounds_start():
     assert timeline.waiting().tolist() == [2.0, 0.0, 0.0]
 
 
-def test_fewer_steps_per_round_let_a_slow_worker_meet_without_waiting():
+def test_fewer_steps_per_round_compensate_a_slow_worker():
     schedule = Schedule("p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, steps_per_round=(3, 1, 3)))
     timeline = simulate(schedule, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=4)
     assert timeline.waiting().tolist() == [0.0, 0.0, 0.0]
     assert timeline.per_step() == pytest.approx(7.0 / 3)
 
 
-def test_the_prologue_runs_first_and_averages_all():
+def test_prologue_runs_first_and_averages_all_workers():
     schedule = Schedule("p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, prologue=1))
     timeline = simulate(schedule, UNIT, num_rounds=2)
     assert timeline.finish[0].tolist() == pytest.approx([4 / 3] * 3)
     assert timeline.finish[1].tolist() == pytest.approx([7 / 3, 7 / 3, 4 / 3])
 
 
-def test_outer_steps_from_own_anchors_take_the_time_of_their_meetings():
+def test_per_worker_outer_steps_take_no_extra_time():
     plain = Schedule("p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, steps_per_round=2))
     outer = OuterStep(lr="1/2", momentum="1/2", nesterov=True, outer_params="per_worker")
     schedule = Schedule(
@@ -67,14 +67,14 @@ def test_outer_steps_from_own_anchors_take_the_time_of_their_meetings():
     assert np.array_equal(one.finish, other.finish)
 
 
-def test_jitter_has_the_stated_mean_and_variation():
+def test_jitter_has_the_configured_mean_and_variation():
     compute = ComputeTimes(base=2.0, jitter=0.5)
     drawn = compute.step_seconds(4, 0, np.random.default_rng(3), num_samples=200_000)
     assert drawn.mean() == pytest.approx(2.0, rel=0.01)
     assert drawn.std() / drawn.mean() == pytest.approx(0.5, rel=0.02)
 
 
-def test_published_disturbances():
+def test_disturbances_match_their_published_definitions():
     rng = np.random.default_rng(5)
     ones = np.ones((20_000, 8))
     slowed = RandomSlowdown(6.0).disturb(ones, 0, rng)
@@ -87,7 +87,7 @@ def test_published_disturbances():
     assert second == pytest.approx(np.roll(first, -1))
 
 
-def test_a_trace_repeats(tmp_path):
+def test_trace_repeats(tmp_path):
     (tmp_path / "t.csv").write_text("1,2,3\n4,5,6\n")
     compute = ComputeTimes(trace=read_trace(tmp_path / "t.csv"))
     timeline = simulate(PAIR, compute=compute, num_rounds=3)
@@ -95,12 +95,12 @@ def test_a_trace_repeats(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "a,b", "1,2\n3", "1,-2", "1,inf", "1,nan"])
-def test_a_broken_trace_is_refused_in_one_line(tmp_path, text):
+def test_malformed_trace_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "t.csv").write_text(text)
     check_error(InputError, r"t\.csv: [^\n]*$", read_trace, tmp_path / "t.csv")
 
 
-def test_sampling_agrees_with_the_closed_form_of_a_two_point_maximum():
+def test_sampling_matches_the_closed_form_of_a_two_point_maximum():
     # All-reduce over n workers of which each takes 6 instead of 1 with probability 1/n: a round takes 6 unless none
     # is slow, so its mean is 6 − 5·(1 − 1/n)^n.
     n = 16
@@ -118,11 +118,11 @@ def test_sampling_agrees_with_the_closed_form_of_a_two_point_maximum():
     ({"compute": ComputeTimes(slowdown=((3, 2.0),))}, "workers are 0..2"),
     ({"compute": ComputeTimes(trace=np.ones((1, 2)))}, "2 columns, there are 3 workers"),
 ])  # fmt: skip
-def test_what_cannot_be_simulated_is_said(arguments, message):
+def test_invalid_simulations_raise_input_error(arguments, message):
     check_error(InputError, message, simulate, PAIR, UNIT, **arguments)
 
 
-def test_a_thousand_workers_fit():
+def test_simulation_scales_to_4000_workers():
     schedule = Schedule("a", Cluster.regular(1000, 4), AllReduce())
     timeline = simulate(
         schedule, Hardware(nic=Link(1e-6, 0.0)), compute=ComputeTimes(base=1.0, jitter=0.1), num_rounds=50
@@ -132,7 +132,7 @@ def test_a_thousand_workers_fit():
 
 
 @pytest.mark.parametrize("rotation", range(4))
-def test_sampling_counts_whole_periods_whatever_phase_comes_first(rotation):
+def test_sampling_counts_complete_periods(rotation):
     quiet, pairs = Phase.from_groups(3, []), Phase.from_groups(3, [(0, 1)])
     phases = (pairs, quiet, quiet, Phase.from_groups(3, [(0, 1, 2)]))
     turned = of_phases("turned", PAIR.cluster, phases[rotation:] + phases[:rotation])
@@ -144,7 +144,7 @@ def test_sampling_counts_whole_periods_whatever_phase_comes_first(rotation):
 
 
 @pytest.mark.parametrize("disturbance", [None, RandomSlowdown(6.0, 0.3)])
-def test_many_rounds_are_drawn_at_once_as_their_steps_would_be_one_by_one(disturbance):
+def test_batched_draws_equal_draws_step_by_step(disturbance):
     compute = ComputeTimes(base=0.1, slowdown=((1, 2.0),), jitter=0.3, disturbance=disturbance)
     worker_steps, samples = np.array([3, 1, 2]), MOST_DRAWN // 20  # two rounds at once, and one is left at the end
     drawn = list(compute.rounds(worker_steps, 5, np.random.default_rng(1), num_samples=samples))
@@ -176,7 +176,7 @@ def pairs(**members):
     return StaticGroups(phases=GroupPhases(phases), **members)
 
 
-def test_a_step_takes_the_slowest_computing_the_exchange_and_the_strategy_s_own_averages():
+def test_step_time_adds_compute_table_exchange_and_averaging():
     found = schedule(AllReduce())
     timeline = simulate(found, HARDWARE, compute=TIMES, num_rounds=5, touched=TOUCHED)
     sums = communication(found, HARDWARE).per_step
@@ -186,7 +186,7 @@ def test_a_step_takes_the_slowest_computing_the_exchange_and_the_strategy_s_own_
     assert timeline.waiting() == pytest.approx([0.15, 0.15, 0.15, 0.0], abs=1e-12)
 
 
-def test_workers_of_groups_that_never_meet_meet_in_every_step():
+def test_table_exchange_synchronizes_disconnected_groups():
     alone = simulate(Schedule("s", CLUSTER, pairs(steps_per_round=3)), HARDWARE, compute=TIMES, num_rounds=4)
     met = simulate(schedule(pairs(steps_per_round=3)), HARDWARE, compute=TIMES, num_rounds=4, touched=TOUCHED)
     assert alone.finish[-1, 0] < 0.5 * alone.finish[-1, 3]
@@ -201,7 +201,7 @@ def test_workers_of_groups_that_never_meet_meet_in_every_step():
     AllReduce(), AllReduce(sync=DelayedAveraging()), AllReduce(sync=Pipeline()), AllReduce(steps_per_round=4), pairs(),
     pairs(sync=DelayedAveraging()),
 ], ids=str)  # fmt: skip
-def test_the_steady_step_is_the_simulated_one(strategy):
+def test_predicted_step_equals_the_simulated_steady_state(strategy):
     found = schedule(strategy)
     timeline = simulate(found, HARDWARE, compute=TIMES, num_rounds=40, touched=TOUCHED)
     predicted = predict(found, HARDWARE, compute=TIMES, touched=TOUCHED)
@@ -211,7 +211,7 @@ def test_the_steady_step_is_the_simulated_one(strategy):
     assert predicted.nic_bytes == pytest.approx(without.nic_bytes + TABLES.nic_bytes)
 
 
-def test_late_averages_are_hidden_behind_computing_and_rows_are_not():
+def test_overlap_hides_averaging_but_not_table_rows():
     fast, slow = (replace(HARDWARE, model_bytes=size) for size in (1_000, 1_000_000))
     for hardware in (fast, slow):
         found = predict(schedule(AllReduce(sync=DelayedAveraging())), hardware, compute=TIMES, touched=TOUCHED)
@@ -219,7 +219,7 @@ def test_late_averages_are_hidden_behind_computing_and_rows_are_not():
         assert found.step_seconds == pytest.approx(max(0.04 + TABLES.seconds, sums))
 
 
-def test_with_jitter_every_step_waits_for_its_slowest_and_draws_stay_the_same():
+def test_table_steps_wait_for_the_slowest_worker_under_jitter():
     times = ComputeTimes(base=0.01, jitter=0.5)
     timeline = simulate(schedule(AllReduce(steps_per_round=2)), HARDWARE, compute=times, num_rounds=30, touched=TOUCHED)
     plain = simulate(Schedule("s", CLUSTER, AllReduce(steps_per_round=2)), HARDWARE, compute=times, num_rounds=30)
@@ -229,7 +229,7 @@ def test_with_jitter_every_step_waits_for_its_slowest_and_draws_stay_the_same():
     assert found.step_seconds == pytest.approx(timeline.per_step(), rel=0.2)
 
 
-def test_what_is_touched_must_be_said_unless_links_take_no_time():
+def test_row_access_is_required_unless_links_are_free():
     free = simulate(schedule(AllReduce()), compute=TIMES, num_rounds=3)
     assert free.makespan == pytest.approx(0.12)
     assert np.array_equal(free.communicating(), np.zeros(4))

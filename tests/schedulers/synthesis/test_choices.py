@@ -66,7 +66,7 @@ def random_phases(choices, rng, count):
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_costs_are_those_of_the_schedules(name):
+def test_costs_match_their_schedules(name):
     choices = CHOICES[name]
     for phase in random_phases(choices, np.random.default_rng(2), 12):
         schedule = choices.schedule((phase,), (1,))
@@ -75,7 +75,7 @@ def test_costs_are_those_of_the_schedules(name):
 
 @pytest.mark.parametrize("algorithm", AllReduceAlgorithm)
 @pytest.mark.parametrize("links", LINKS)
-def test_loads_never_say_more_than_the_phase_takes(links, algorithm):
+def test_loads_are_lower_bounds_of_phase_cost(links, algorithm):
     asked = problem("2,2,1", LINKS[links], algorithm)
     choices, rng = explicit_groups(asked), np.random.default_rng(3)
     seconds, busy = choices.seconds_and_loads
@@ -89,7 +89,7 @@ def test_loads_never_say_more_than_the_phase_takes(links, algorithm):
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_meetings_count_every_pair_of_workers_that_meets(name):
+def test_meetings_count_every_pair_of_group_members(name):
     choices, rng = CHOICES[name], np.random.default_rng(4)
     n = choices.problem.cluster.num_workers
     for phase in random_phases(choices, rng, 8):
@@ -139,7 +139,7 @@ def test_exchanged_periods_have_the_metrics_of_their_schedules(name, steps):
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS)
-def test_the_estimate_of_an_exchange_is_exact_where_another_phase_averages_over_all(name, steps):
+def test_exchange_estimate_is_exact_with_a_global_phase(name, steps):
     exchanges, rng = random_exchanges(name, steps)
     clock, full, others = Clock(seconds=1e6), len(exchanges.phases) - 1, np.arange(len(exchanges.phases))
     own = (*rng.integers(0, full, 3).tolist(), full, *rng.integers(0, full, 2).tolist())
@@ -170,7 +170,7 @@ def test_exchanges_improve_the_front_within_the_limits(limits):
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_step_seconds_are_the_cycle_times_of_the_schedules(name):
+def test_step_seconds_match_the_cycle_times(name):
     """Rounds whose groups share no workers overlap, where so few are distinguished; else all wait for all."""
     hardware = replace(LINKS["an uplink"] if name == "explicit 4,2,1" else HARDWARE, compute=0.05)
     asked = CHOICES[name].problem
@@ -196,7 +196,7 @@ def test_radices_multiply_to_the_number_of_nodes(nodes):
     assert min(radices) >= 2
 
 
-def test_all_groups_of_few_workers_are_listed_and_no_larger_ones_than_allowed():
+def test_explicit_groups_are_complete_and_respect_max_group():
     assert len(explicit_groups(problem("3,2")).blocks) == 2**5 - 5 - 1
     assert explicit_groups(problem("3,2")).is_complete
     limited = explicit_groups(problem("5,3,1", max_group=3))
@@ -207,7 +207,7 @@ def test_all_groups_of_few_workers_are_listed_and_no_larger_ones_than_allowed():
 
 
 @pytest.mark.parametrize(("shape", "kinds"), [("4x4", 1), ("2x2", 2), ("3,2", 1), ("64x8", 1), ("64x32", 1)])
-def test_rules_are_for_even_clusters_and_explicit_groups_for_others_or_few_workers(shape, kinds):
+def test_rules_need_regular_clusters(shape, kinds):
     asked = problem(shape)
     listed = choices_of(asked)
     assert len(listed) == kinds
@@ -219,7 +219,7 @@ def test_rules_are_for_even_clusters_and_explicit_groups_for_others_or_few_worke
     assert all(len(one.places) <= (MAX_RULE_PLACES if one.radices else MAX_PLACES) for one in listed)
 
 
-def test_schedules_are_named_by_what_they_do():
+def test_schedule_names_describe_their_phases():
     choices = rule_blocks(problem("4x4"))
     blocks = {str(block): (block,) for block in choices.blocks}
     node, full = blocks["LW{0,1,2,3} inside each node"], choices.everybody()
@@ -246,14 +246,14 @@ def in_racks(shape, *racks, uplink=THIN):
     return replace(Cluster.parse(shape), hardware=replace(BYTES, switches=switches))
 
 
-def test_regular_racks_get_rules_and_others_explicit_groups():
+def test_only_regular_racks_get_rules():
     assert node_radices(in_racks("6x2", range(3), range(3, 6)))
     assert not node_radices(in_racks("6x2", range(2), range(2, 6)))
     assert node_radices(in_racks("6x2", range(2), range(2, 6), uplink=Link())), "free uplinks make no node special"
     assert node_radices(in_racks("6x2", range(6)))
 
 
-def test_radices_put_the_racks_first():
+def test_radices_list_racks_first():
     assert node_radices(in_racks("12x1", *(range(a, a + 3) for a in range(0, 12, 3)))) == (2, 2, 3)
     assert node_radices(in_racks("12x1")) == (3, 2, 2)
     many = in_racks("64x1", *(range(a, a + 8) for a in range(0, 64, 8)))
@@ -261,7 +261,7 @@ def test_radices_put_the_racks_first():
     assert node_radices(many) == (4, 2, 4, 2)
 
 
-def test_a_rule_of_the_search_costs_what_its_schedule_costs():
+def test_rule_cost_matches_its_explicit_schedule():
     cluster = in_racks("4x2", (0, 1), (2, 3))
     choices = choices_of(Problem(cluster=cluster))[0]
     assert choices.radices == (2, 2)
@@ -286,7 +286,7 @@ def test_whole_racks_are_among_the_explicit_groups():
         in_racks("2,1,1", (0, 1), (2,)),
     ],
 )
-def test_the_crossing_bound_is_below_every_connected_schedule_and_above_a_pair_inside_a_rack(cluster):
+def test_crossing_bound_is_a_lower_bound_of_connected_schedules(cluster):
     """Averaging in pairs along a tree connects everybody; nothing connected communicates less than the bound."""
     asked = Problem(cluster=cluster, limits=Limits(max_period=1))
     bound = crossing_bound(asked)
@@ -296,7 +296,7 @@ def test_the_crossing_bound_is_below_every_connected_schedule_and_above_a_pair_i
     assert choices.cost(choices.everybody()) >= bound
 
 
-def test_the_hierarchy_takes_its_levels_from_the_switches():
+def test_hierarchy_levels_follow_the_switches():
     racks = in_racks("8x2", *(range(a, a + 2) for a in range(0, 8, 2)))
     assert registry.build("hierarchy", racks).rule().radices == (4, 2)
     assert registry.build("hierarchy", Cluster.parse("8x2")).rule().radices == (2, 4)
@@ -304,7 +304,7 @@ def test_the_hierarchy_takes_its_levels_from_the_switches():
     assert registry.build("hierarchy", odd).rule().radices == (2, 4)
 
 
-def test_crossing_racks_costs_more_than_staying_inside_at_equal_mixing():
+def test_cross_rack_groups_cost_more_at_equal_mixing():
     """Two rule phases that differ in one digit of radix 2 mix equally; the one inside racks is the cheaper."""
     asked = Problem(cluster=in_racks("4x2", (0, 1), (2, 3)))
     across, within = (rule_blocks(asked).cost((Block((0,), (digit,)),)) for digit in range(2))

@@ -17,7 +17,7 @@ from partreduce.topo.timing.event_graph import cycle_time
 @pytest.mark.parametrize(
     ("seed", "effort", "most"), [(0, 0.5, 5 / 16), pytest.param(7, 1, 0.3542, marks=pytest.mark.slow)]
 )
-def test_the_worked_example_is_found_and_beats_figure_10_from_another_seed_too(seed, effort, most):
+def test_search_beats_figure_10_with_any_seed(seed, effort, most):
     front = synthesize(problem("4x4", max_communication=0.1104), effort=effort, seed=seed)
     assert front.best is not None
     assert front.best.consensus_distance <= most * (1 + 1e-6)
@@ -25,13 +25,13 @@ def test_the_worked_example_is_found_and_beats_figure_10_from_another_seed_too(s
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
 
 
-def test_where_links_are_free_everybody_averages_with_everybody():
+def test_free_links_select_all_reduce():
     best = synthesize(problem("2x2", Hardware(model_bytes=1)), effort=1).best
     assert best is not None
     assert (best.consensus_distance, best.communication_seconds_per_step) == (0, 0)
 
 
-def test_impossible_budget_is_one_line_with_the_nearest_thing():
+def test_infeasible_budget_reports_the_nearest_feasible_one():
     front = synthesize(problem("4x4", max_communication=1e-6), time_limit=5)
     assert front.status is Status.INFEASIBLE
     assert front.best is None
@@ -41,14 +41,14 @@ def test_impossible_budget_is_one_line_with_the_nearest_thing():
     assert f"{least:.6g}" in front.reason
 
 
-def test_limits_that_no_candidate_keeps_together_leave_the_candidates():
+def test_jointly_infeasible_limits_keep_the_candidates():
     front = synthesize(problem("4x4", max_communication=0.1104, max_consensus_distance=0.2), effort=2)
     assert (front.status, front.best) == (Status.UNKNOWN, None)
     within = [c for c in front.candidates if c.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)]
     assert min(one.consensus_distance for one in within) <= 0.3203125 * (1 + 1e-6)
 
 
-def test_composition_of_period_24_reaches_its_communication():
+def test_composition_of_period_24_reaches_its_communication_limit():
     asked = problem("4x4", objective=Objective.COMMUNICATION, max_consensus_distance=8 / 7)
     front = synthesize(asked, effort=5)
     best = front.best
@@ -57,7 +57,7 @@ def test_composition_of_period_24_reaches_its_communication():
     assert best.consensus_distance <= 8 / 7
 
 
-def test_uneven_speeds_try_proportional_steps_per_round():
+def test_uneven_speeds_use_proportional_steps_per_round():
     hardware = replace(EVEN, slowdown=((3, 2.0), (4, 2.0)), compute=0.05)
     front = synthesize(problem("3,2", hardware), effort=0.5)
     worker_steps = {candidate.schedule.strategy.steps_per_round for candidate in front.candidates}
@@ -73,7 +73,7 @@ def test_uneven_speeds_try_proportional_steps_per_round():
     )  # none waits for the slow workers' first step
 
 
-def test_the_same_seed_and_effort_give_the_same_front(capfd):
+def test_same_seed_and_effort_give_the_same_front(capfd):
     asked = problem("3,4,2", max_group=3, max_period=6)
     fronts = [synthesize(asked, effort=0.3, seed=7) for _ in range(2)]
     one, other = ([(c.schedule, c.communication_seconds_per_step) for c in front.candidates] for front in fronts)
@@ -82,13 +82,13 @@ def test_the_same_seed_and_effort_give_the_same_front(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_two_candidates_have_one_name():
+def test_candidate_names_are_unique():
     names = [one.schedule.name for one in synthesize(problem("4x2"), effort=0.3).candidates]
     assert len(names) == len(set(names)) > 20
     assert "all-every-1" in names
 
 
-def test_an_interrupt_ends_the_search_with_what_was_found(monkeypatch):
+def test_interrupt_returns_the_candidates_found_so_far(monkeypatch):
     """Ctrl-C while the second kind of groups is decided: what the first gave is the answer, and the clock is over."""
     asked = problem("2x2")
     explore, reached = front_module.Exploration.explore, []
@@ -111,7 +111,7 @@ def test_an_interrupt_ends_the_search_with_what_was_found(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", ["20x4", "50,60,30"])
-def test_more_workers_than_are_told_apart_are_searched(shape):
+def test_clusters_beyond_the_worker_limit_are_searched(shape):
     hardware = replace(EVEN, node_nic=((1, Link.of_bandwidth(2.5e9)),))
     front = synthesize(problem(shape, hardware), effort=1)
     assert len(front.candidates) > 10
@@ -119,7 +119,7 @@ def test_more_workers_than_are_told_apart_are_searched(shape):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_first_reported_hold_the_least_time_whatever_a_unit_of_either_cost_costs(seed):
+def test_first_reported_candidates_are_optimal_for_any_prices(seed):
     rng = np.random.default_rng(seed)
     points = sorted(zip(np.sort(rng.random(40)), np.sort(rng.exponential(size=40))[::-1], strict=True))
     ordered = scatter(points, lambda point: point)

@@ -34,7 +34,7 @@ def distance(choices, phases):
 @pytest.mark.parametrize(
     ("shape", "largest", "num_phases", "value"), [("1x9", 3, 2, 2 / 9), ("5,3,1", 3, 2, 2 / 9), ("1x8", 2, 3, 4 / 8)]
 )
-def test_grids_and_cubes_meet_the_bound(shape, largest, num_phases, value):
+def test_grids_and_cubes_attain_the_bound(shape, largest, num_phases, value):
     choices = explicit_groups(problem(shape, max_group=largest))
     found = decide(choices, num_phases)
     assert found.bound == pytest.approx(value)
@@ -52,7 +52,7 @@ def test_grids_and_cubes_meet_the_bound(shape, largest, num_phases, value):
         {"max_period": 3, "max_gap": 0, "max_group": 3, "max_communication": 0.16},
     ],
 )
-def test_an_optimum_is_that_of_all_schedules(shape, hardware, limits):
+def test_optimum_matches_exhaustive_search(shape, hardware, limits):
     """Every period of all partitions of four workers is tried by code that shares nothing with the search."""
     asked = problem(shape, hardware, **limits)
     every = all_schedules(asked.cluster, AllReduceAlgorithm.RING, asked.limits.max_period)
@@ -84,7 +84,7 @@ def test_the_bound_of_two_rounds_holds_for_every_period(shape):
         assert 0 < bound <= least + 1e-9
 
 
-def test_optimal_of_any_period_and_infeasible_are_said_with_their_proof():
+def test_optimality_and_infeasibility_are_proved():
     front = synthesize(problem("1x9", max_group=3), effort=1.5)
     assert (front.status, front.bound) == (Status.OPTIMAL, pytest.approx(2 / 9))
     assert prove(front.best.schedule).verdict == "proved"
@@ -98,7 +98,7 @@ def test_optimal_of_any_period_and_infeasible_are_said_with_their_proof():
     assert cheapest.best.communication_seconds_per_step == pytest.approx(cheapest.bound)
 
 
-def test_a_budget_is_enough_for_the_cheapest_schedule_that_agrees_and_no_less():
+def test_smallest_feasible_budget_is_found():
     asked = problem("3,2", max_group=3)
     choices = explicit_groups(asked)
     every = all_schedules(asked.cluster, AllReduceAlgorithm.RING, 2)
@@ -110,7 +110,7 @@ def test_a_budget_is_enough_for_the_cheapest_schedule_that_agrees_and_no_less():
     assert decide(choices, 2, budget=least * 0.999) == ((), np.inf)
 
 
-def test_budget_groups_and_meetings_of_nodes_are_kept():
+def test_budget_group_size_and_node_limits_are_kept():
     choices = explicit_groups(problem("3,2", max_group=3, max_gap=0))
     free = decide(choices, 2).phases
     seconds = sum(map(choices.cost, free))
@@ -121,7 +121,7 @@ def test_budget_groups_and_meetings_of_nodes_are_kept():
     assert sum(map(choices.cost, tight)) <= 0.9 * seconds * (1 + 1e-3)
 
 
-def test_what_is_forbidden_is_not_decided_again():
+def test_forbidden_schedules_are_not_returned_again():
     choices = explicit_groups(problem("2,2", max_group=2))
     clock, model, seen = Clock(seconds=600, effort=60.0), ScheduleModel(choices, 2), set()
     for _ in range(6):
@@ -132,13 +132,13 @@ def test_what_is_forbidden_is_not_decided_again():
 
 
 @pytest.mark.parametrize("shape", ["100000x8", "1000000x8"])
-def test_rules_of_very_many_nodes_have_models_without_overflow(shape):
+def test_rule_models_of_a_million_nodes_do_not_overflow(shape):
     choices = rule_blocks(problem(shape))
     for num_phases in (1, 2, 8):
         assert ScheduleModel(choices, num_phases, agree=False).model.validate() == ""
 
 
-def test_rules_are_decided_within_their_limits():
+def test_rules_keep_their_limits():
     choices = rule_blocks(problem("4x4", max_group=4))
     found = decide(choices, 3)
     assert prove(choices.schedule(found.phases, (1,))).verdict == "proved"
@@ -156,7 +156,7 @@ def test_rules_are_decided_within_their_limits():
         ("2x2", THIN, {"max_group": 2, "max_communication": 0.3}),
     ],
 )
-def test_limits_on_groups_are_met_where_no_listed_phase_meets_them(shape, hardware, limits):
+def test_group_limits_are_met_beyond_the_listed_phases(shape, hardware, limits):
     front = synthesize(problem(shape, hardware, **limits), effort=0.5)
     assert front.best is not None
     assert front.bound <= front.best.consensus_distance + 1e-9
@@ -193,7 +193,7 @@ def test_limits_hold_on_the_whole_front(shape, hardware, limits):
             assert max(b - a for a, b in pairwise([*crossing, crossing[0] + len(phases)])) - 1 <= limits.max_gap
 
 
-def test_pairs_of_phases_that_join_the_same_cut_are_cut_apart_until_all_agree():
+def test_disconnected_phase_pairs_are_cut_until_consensus():
     """Two phases of pairs inside {0, 1} and {2, 3} alone never agree, however little they leave."""
     choices = explicit_groups(problem("2,2", THIN, max_group=2))
     found = decide(choices, 2)
