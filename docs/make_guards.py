@@ -17,7 +17,7 @@ that is *just* true and data that is just false: one unit too good, one edge too
 
 This page is written by `python docs/make_guards.py`. Rows of [edges.py](../../helpers/edges.py) are tried both ways by
 [test_checker_edges.py][edges]. Those of [read_edges.py](../../helpers/read_edges.py) are tried on the loader too, by
-[test_what_the_checker_reads.py][read]. A test holds the page to them. Small changes of the checker's code are to be
+[test_checker_inputs.py][read]. A test holds the page to them. Small changes of the checker's code are to be
 noticed by these tests ([mutants](../../../benchmarks/results/mutants.md) says how many are).
 
 In addition:
@@ -25,7 +25,7 @@ In addition:
 * from where on rounded factors, forms and pivots accept; that no covariance, state, form or weights confirm a bound
   below the metric, a rate below the second eigenvalue or too small an error: [test_checker_numbers.py][numbers];
 * what is read and refused is what the loader reads and refuses, with the same hash:
-  [test_what_the_checker_reads.py][read];
+  [test_checker_inputs.py][read];
 * every number of every fact is what independent simulations, counts and eigenvalues say: [test_facts.py][facts];
 * bounds of gaps are what every interleaving attains: [test_bounds.py][gaps];
 * hostile files and wrong arguments end in one line: [test_checker_attacks.py][attacks],
@@ -35,7 +35,7 @@ In addition:
 
 [edges]: ../../../tests/verify/checker/test_checker_edges.py
 [numbers]: ../../../tests/verify/checker/test_checker_numbers.py
-[read]: ../../../tests/verify/checker/test_what_the_checker_reads.py
+[read]: ../../../tests/verify/checker/test_checker_inputs.py
 [facts]: ../../../tests/verify/checker/test_facts.py
 [gaps]: ../../../tests/verify/gaps/test_bounds.py
 [attacks]: ../../../tests/verify/checker/test_checker_attacks.py

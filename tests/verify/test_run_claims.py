@@ -89,7 +89,7 @@ def test_claims_of_random_schedules_match_simulated_runs_exactly(schedules):
             elif name in proof and proof[name].status is Status.REFUTED:
                 contracts = {"claim": name, "squared": str(1 - Fraction(1, 10**6))}
                 assert not payloads.JUDGES[name](contracts, raw, listed, matrices), raw
-    # Own outer parameters are rare here; `test_outer_consensus` draws them alone.
+    # Per-worker outer parameters are rare here; test_outer_quorum_table_claims.py draws only them.
     often = set(payloads.JUDGES) - {"outer-consensus"}
     names = ("staleness", "end", "memory", *often)
     assert proved["outer-consensus"] > 0 or schedules < 360
