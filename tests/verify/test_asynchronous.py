@@ -1,4 +1,4 @@
-"""Claims about strategies that decide their groups while the job runs, and Prague's convergence conditions."""
+"""Claims about strategies that form groups at run time, and Prague's convergence conditions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_divisions_without_a_theorem_are_not_proved(members, cluster, words):
 
 @pytest.mark.parametrize("kind", sorted(STATEMENTS))
 def test_missing_essential_claim_is_not_proved(kind, monkeypatch):
-    """Whatever a prover forgets: the claim appears as not proved, and so does the verdict."""
+    """A claim that its prover omits is listed as not proved, and so is the verdict."""
     strategies: dict[str, object] = {
         "static": StaticGroups(phases=RulePhases((4,), ((Block((0, 1, 2, 3), (0,)),),))),
         "allreduce": AllReduce(),
@@ -100,7 +100,7 @@ def test_connected_bipartite_pairing_is_deadlock_free():
 
 @pytest.mark.parametrize("active", [(0,), (0, 1), (0, 2, 4)])
 def test_passive_worker_queue_bound_holds_in_random_runs(active):
-    """The very protocol in random order: a question waits from its asking to its answer."""
+    """The protocol itself in random order: a request waits from its sending to its answer."""
     n = 5
     edges = tuple((a, p) for a in active for p in range(n) if p not in active and (a + p) % 3)
     strategy = Pairwise(active=active, edges=edges)
@@ -164,7 +164,7 @@ def test_busiest_passive_worker_is_reported():
 
 
 def test_non_contracting_draw_is_refuted_only_within_the_theorem(monkeypatch):
-    """Not one of the theorems says so today; a new division's might."""
+    """No current theorem gives this result; the theorem of a new division might."""
     strategy = DynamicGroups(group_size=3, division=GroupSplit.RANDOM, slow_threshold=None, max_known=None)
     still = SecondEigenvalue(Fraction(1), Fraction(0), "nothing")
     monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: Theorem(still, (), "all"))
@@ -190,7 +190,7 @@ def projection(n, groups):
 
 
 def divisions(workers, size):
-    """Every way to cut a random order into groups, each once per order."""
+    """Yield every split of an order into groups of `size`, once per order."""
     for order in itertools.permutations(workers):
         yield tuple(tuple(order[k : k + size]) for k in range(0, len(order), size))
 
@@ -227,7 +227,7 @@ def test_second_eigenvalue_of_inter_then_intra(nodes, p, g):
 
 @pytest.mark.parametrize(("n", "g"), [(2, 2), (3, 2), (4, 2), (5, 2), (5, 3), (6, 3), (6, 5), (7, 4), (5, 5)])
 def test_second_eigenvalue_of_a_random_group_for_any_requester(n, g):
-    """The theorem is for every worker that may ask: exactly the largest eigenvalue off the mean, for each of them."""
+    """For every requester the theorem gives exactly the largest eigenvalue off the mean."""
     for asks in range(n):
         others = [worker for worker in range(n) if worker != asks]
         mean = expectation(projection(n, [(asks, *rest)]) for rest in itertools.combinations(others, g - 1))
@@ -265,7 +265,7 @@ def test_node_then_all_bound_needs_complete_cycles(every):
 
 
 def test_global_group_is_drawn_within_the_stated_requests():
-    """The machine that runs, under an order of requests that starves the other node's workers."""
+    """The runtime state machine, under an order of requests that starves the other node's workers."""
     strategy = DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None, all_every=3, group_size=2)
     machine = GroupGenerator(GeneratorSetting.of(strategy, Cluster.regular(2, 2)))
     for seed in range(20):
@@ -280,7 +280,7 @@ def test_global_group_is_drawn_within_the_stated_requests():
             since += 1
             if state.buffers.next_seq > known[1] and len(state.buffers.groups[-1].members) == 4:
                 since, met = 0, met + 1
-            assert since <= 3 * 4 + 2 * 4, "two groups a worker, at most, stand before the meeting"
+            assert since <= 3 * 4 + 2 * 4, "at most two groups per worker precede the global one"
         assert met > 10
 
 
@@ -305,7 +305,7 @@ def test_max_known_is_covered_only_if_it_never_binds(division, cluster, size, bo
 
 
 def test_max_known_of_1_can_partition_the_workers():
-    """Seven pairs for ever, as the machine draws them: the bound is what the service runs with."""
+    """The service draws the same seven pairs forever."""
     strategy = DynamicGroups(division=GroupSplit.RANDOM, group_size=2, slow_threshold=None, max_known=1)
     cluster = Cluster.regular(7, 2)
     machine = GroupGenerator(GeneratorSetting.of(strategy, cluster))
@@ -332,7 +332,7 @@ def test_is_below_one_matches_both_roots():
 
 @pytest.mark.parametrize(("n", "g"), [(2, 2), (9, 4), (60, 59), (60, 58), (60, 60), (200, 4), (1415, 3), (1416, 3)])
 def test_possible_groups_of_a_worker_are_counted(n, g):
-    """All choices of partners, as long as they are few enough to be counted."""
+    """All choices of partners are counted up to a limit."""
     count = groups_of_a_worker(DynamicGroups(division=GroupSplit.RANDOM, group_size=g), Cluster.regular(1, n))
     choices = math.comb(n - 1, g - 1)
     assert count == choices if choices <= 10**6 else 10**6 < count <= choices

@@ -1,4 +1,4 @@
-"""The membership claim piece by piece, and a zoo of wrong group functions, each of which is refuted."""
+"""The membership claim, and wrong group functions, each of which is refuted."""
 
 import functools
 import hashlib
@@ -25,7 +25,7 @@ from partreduce.verify.membership import expected_group, prove_membership
 
 
 def groups_of_workers(schedule):
-    """The group of every worker in every phase, with its relaxation: all that share its digits outside `across`."""
+    """Return the group of every worker in every phase with its relaxation."""
     result = []
     for phase in dense(dump_schedule(schedule))[0]:
         of_worker = [None] * schedule.num_workers
@@ -134,7 +134,7 @@ def test_overlapping_blocks_leave_membership_unproved():
     assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "two blocks of one phase share a local rank.")
 
 
-# A zoo of wrong group functions: each is refuted on every cluster for which it answers any worker wrongly
+# Wrong group functions: each is refuted on every cluster on which it returns a wrong group
 
 
 SOURCE = Path(rule.__file__).read_text(encoding="utf-8")
@@ -180,7 +180,7 @@ def small():
 
 
 def middle():
-    """Three digits, one of which has radix 128, and more than 100 nodes; every worker is asked."""
+    """Return a rule with three digits, one of radix 128, on more than 100 nodes; every worker is evaluated."""
     phases = ((Block((0,), (0, 2)), Block((1,), (1,), Fraction(1, 2))), (Block((0, 2), (0,)), Block((1,), (2,))))
     return of_rule("middle", Cluster.regular(3 * 128 * 2, 4), (3, 128, 2), phases)
 
@@ -207,7 +207,7 @@ RIGHT_GROUP_OF = rule.group_of
 
 @functools.cache
 def right_groups(name):
-    """What every worker has to answer in each phase: the groups of the function that is installed."""
+    """Return the correct group of every worker in each phase, from the installed function."""
     schedule = SCHEDULES[name]
     phases, workers = schedule.rule().phases, range(schedule.num_workers)
     return [[RIGHT_GROUP_OF(worker, phase, 4, schedule.rule().radices) for worker in workers] for phase in phases]
@@ -224,7 +224,7 @@ def test_membership_is_proved_exactly_for_correct_functions(monkeypatch, tmp_pat
         except Exception:  # noqa: BLE001 - a function that fails proves nothing either
             continue
         if name == "large":
-            assert claim.status is not Status.PROVED, "not everybody was asked"
+            assert claim.status is not Status.PROVED, "only a sample was evaluated"
             continue
         is_right = all(
             schedule.group_of(worker, schedule.prologue + t) == group

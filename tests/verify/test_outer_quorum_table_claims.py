@@ -1,4 +1,4 @@
-"""Claims of own outer parameters, quorums and tables: prover, checker and plain replays agree."""
+"""Claims about per-worker outer parameters, quorums and tables: prover, checker and simulation agree."""
 
 import itertools
 import json
@@ -50,7 +50,7 @@ def entry_of(certificate):
 
 
 def random_own(draw):
-    """Groups or a rule of which each worker has its own outer parameters; some agree, some do not."""
+    """Return groups or a rule with per-worker outer parameters; only some reach consensus."""
     momentum = Fraction(draw.randrange(10), 10)
     nesterov = momentum > 0 and draw.random() < 0.5
     outer = OuterStep(
@@ -73,7 +73,7 @@ def random_own(draw):
 
 
 def test_outer_consensus_agrees_between_prover_checker_and_simulation():
-    """Proved exactly where differences die out, and the checker computes the numbers that the prover states."""
+    """Consensus is proved exactly if differences vanish, and the checker computes the numbers of the prover."""
     draw, seen = random.Random("own anchors"), {"proved": 0, "refuted": 0}
     for _ in range(150):
         schedule = random_own(draw)
@@ -129,7 +129,7 @@ def test_outer_parameters_cost_memory_but_no_time(tmp_path, capsys):
     assert ran(capsys, ["simulate", str(path), "--rounds", "4"]).err == ""
 
 
-# Claims about rounds that a quorum starts: prover, checker and the played rules agree; nothing else is accepted
+# Quorum rounds: prover, checker and simulated rules agree; nothing else is accepted
 
 
 OF_ALL = [
@@ -141,14 +141,14 @@ OF_ALL = [
 
 
 def written_quorum(members):
-    """The document of a setting, with every member spelled out."""
+    """Return the document of a quorum setting with every member, defaults included."""
     raw = dump_schedule(by_quorum(4, PartialAllReduce(quorum="solo")))
     raw["strategy"]["sync"] = {"partial": dict(members)}
     return json.loads(json.dumps(raw))
 
 
 def fits(members):
-    """Whether a setting is one, as the strategies say."""
+    """Whether the strategies accept a quorum setting."""
     try:
         schedule = by_quorum(4, PartialAllReduce(**members))
         schedule.strategy.check(schedule.cluster)
@@ -199,7 +199,7 @@ def test_smaller_staleness_bounds_and_synchronous_certificates_are_refused():
         assert "rounds by quorum" in objection(read, {**certificate, "claims": [entry]}), entry
 
 
-# Claims about tables that go their own way: prover, checker, and counting row by row agree, and nothing else holds
+# Table claims: prover, checker and a count row by row agree, and nothing else holds
 
 
 def test_table_claims_are_essential_for_sparse_tables_only():
@@ -256,7 +256,7 @@ def test_only_multi_node_clusters_send_rows_between_nodes(cluster):
 
 
 def test_table_traffic_on_4x4_matches_manual_calculation():
-    """100,000 rows of 16 columns: 75,000 asked for and 25,000 handed out thrice; four times that unaggregated."""
+    """Of 100,000 rows of 16 columns each node requests 75,000; without local aggregation four times as many."""
     words = TablePlacement(parameter="words", rows=100_000, columns=16)
     for is_local, times in ((True, 1), (False, 4)):
         payload = Payload(tables=(words,), local_aggregation=is_local)

@@ -1,4 +1,4 @@
-"""Which claims each kind has, how they print, what a certificate holds; and every registry knows every kind."""
+"""Claims of each kind, their output, contents of certificates; and every registry covers every kind."""
 
 import json
 import re
@@ -232,7 +232,7 @@ def test_tame_relaxations_do_not_increase_differences():
         is_tame = abs(1 - x) < 1 or x == 0  # a pair's difference is times 1 − x
         assert every_relaxation_tame(explicit(4, [[0, 1]], [Group((0, 1), x), Group((2, 3), Fraction(1))])) == is_tame
         assert every_relaxation_tame(rule((2,), 2, (Block((0, 1), (), Fraction(x)),), (Block((0, 1)),))) == is_tame
-        assert every_relaxation_tame(rule((2,), 2, (Block((1,), (), Fraction(x)),))), "it makes no group"
+        assert every_relaxation_tame(rule((2,), 2, (Block((1,), (), Fraction(x)),))), "the block makes no group"
     assert every_relaxation_tame(explicit(4, [[0, 1]]))
 
 
@@ -244,7 +244,7 @@ def test_rule_view_sorts_blocks():
     assert rule_view(SCHEDULES["graph"]) is None
 
 
-# Every registry knows every kind of strategy: a new kind that is left out somewhere is named here, not by a user
+# Every registry covers every kind of strategy
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
@@ -262,6 +262,6 @@ def test_documented_schedules_have_certificates_or_protocols(text):
     schedule = parse_schedule(text)
     if not schedule.is_mixing:
         assert schedule.strategy.protocol in PROTOCOLS, "virtual time runs its protocol"
-        assert schedule.strategy.protocol in ARRAYS, "what a prediction says of its memory"
+        assert schedule.strategy.protocol in ARRAYS, "its memory is predicted"
         return
     assert confirm_claims(schedule) == [entry["claim"] for entry in prove(schedule).certificate["claims"]] != []

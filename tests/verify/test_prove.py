@@ -1,4 +1,4 @@
-"""prove: claims, their witnesses and methods, functions, and the checker's agreement, small enough to follow."""
+"""prove() on small schedules: claims, witnesses, methods, phase functions and agreement with the checker."""
 
 import ast
 import json
@@ -39,7 +39,7 @@ def figure_10(num_nodes):
 
 
 def run_alone(folder, schedule, certificate):
-    """The checker as a stranger runs it: isolated, without site packages, in an empty environment."""
+    """Run the checker isolated, without site packages, in an empty environment."""
     write_schedule(folder / "s.json", schedule)
     (folder / "c.json").write_bytes(certificate_bytes(certificate))
     command = [sys.executable, "-I", "-S", PROGRAM, folder / "c.json", folder / "s.json"]
@@ -47,7 +47,7 @@ def run_alone(folder, schedule, certificate):
 
 
 def check_alone(folder, schedule):
-    """The claims that hold by both the prover and the checker, and in the same way."""
+    """Check that prover and standalone checker agree, and return the claims that hold."""
     proof = prove(schedule)
     result = run_alone(folder, schedule, proof.certificate)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -65,7 +65,7 @@ def test_figure_10_is_proved_for_even_numbers_of_nodes(tmp_path, num_nodes):
     schedule = figure_10(num_nodes)
     claims = check_alone(tmp_path, schedule)
     assert {"conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction"} <= set(claims)
-    assert ("membership" in claims) == (num_nodes < 1000), "that everybody can be asked"
+    assert ("membership" in claims) == (num_nodes < 1000), "every worker can be evaluated"
     assert prove(schedule).verdict is Status.PROVED
     squared = Fraction(prove(schedule)["contraction"].entry["squared"])
     assert squared == (Fraction(27, 64) if num_nodes == 2 else Fraction(3, 4))
@@ -112,7 +112,7 @@ def test_relaxed_pairs_are_proved_exact_by_their_product(n):
 
 @pytest.mark.parametrize("power", [6, 9, 12, 15])
 def test_bounds_beyond_float_precision_are_proved(power):
-    """Differences grow by 10^power and shrink by as much: floats said 0.99995 of a contraction of 1 − 10⁻¹²."""
+    """Differences grow by 10^power and shrink by as much: floats gave 0.99995 for a contraction of 1 − 10⁻¹²."""
     n, grown = 64, Fraction(10**power)
     shrunk = Group(tuple(range(n)), (grown - 1) / grown)
     schedule = explicit(n, [Group((2 * i, 2 * i + 1), grown) for i in range(n // 2)], [shrunk])
@@ -124,7 +124,7 @@ def test_bounds_beyond_float_precision_are_proved(power):
 @pytest.mark.parametrize("relaxation", ["9" * 64, "-" + "9" * 64, 10**8])
 @pytest.mark.parametrize("phases", [1, 6])
 def test_huge_relaxations_have_no_float_metrics(relaxation, phases):
-    """An assertion failed, floats overflowed, or the radius was no number."""
+    """These once failed an assertion, overflowed floats or gave a radius of NaN."""
     relaxation = Fraction(relaxation)
     edges = [(0, 1, relaxation), (1, 2, Fraction(1, 3)), (2, 0, Fraction(1, 2))]
     many = Schedule("g", Cluster.regular(3, 1), NeighborAveraging(rounds=(Round.from_edges(3, edges),) * phases))
@@ -143,7 +143,7 @@ def test_huge_relaxations_have_no_float_metrics(relaxation, phases):
 
 
 def test_growth_bits_match_the_norms():
-    """Groups and rounds whose differences cannot grow are at 0, whatever their number; others add up."""
+    """Groups and rounds whose differences cannot grow count 0; others add up."""
     tame = [[Group((0, 1), Fraction(2))], [Group((1, 2), Fraction(0))]] * 50
     assert growth_bits(explicit(3, *tame)) == 0
     assert growth_bits(explicit(3, *[[Group((0, 1), Fraction(-1))]] * 5)) == 5

@@ -1,6 +1,6 @@
-"""Every claim about small random schedules, against exact dense arithmetic that shares nothing with the prover.
+"""Every claim about small random schedules, against exact dense arithmetic that shares no code with the prover.
 
-Relax factors from −1/2 to 5/2 are among them, groups that clash, rules, graphs with and without their own weight.
+The schedules include relaxations from −1/2 to 5/2, overlapping groups, rules, and graphs with and without self-weights.
 """
 
 from dataclasses import replace
@@ -40,7 +40,7 @@ def product_of(matrices):
 
 
 def parts_of(groups, n):
-    """The sets of workers that are joined by groups, smallest member first."""
+    """Return the connected components of workers, by smallest member."""
     joined = nx.empty_graph(n)
     for members in groups:
         nx.add_path(joined, members)
@@ -48,7 +48,7 @@ def parts_of(groups, n):
 
 
 def confirm(schedule, proof):
-    """The checker takes the certificate and confirms what is proved, in order."""
+    """Check that the checker confirms the proved claims in order."""
     holds = [claim.claim for claim in proof.claims if claim.status is Status.PROVED]
     assert confirm_claims(schedule, proof.certificate) == holds
 
@@ -70,7 +70,7 @@ def check_contraction(proof, period):
 
 
 def check_clash_of_blocks(schedule):
-    """Whether a local rank stands twice in a phase; then the proof says which one, first."""
+    """Whether a local rank is in two blocks of a phase; if so, check that the proof reports the first."""
     ranks = [[local for block in phase for local in block.local] for phase in schedule.rule().phases]
     twice = [{local for local in listed if listed.count(local) > 1} for listed in ranks]
     if not any(twice):
@@ -90,7 +90,7 @@ def check_clash_of_blocks(schedule):
 
 
 def group_on_the_first_node(schedule, block):
-    """The workers of a block's group that holds node 0: nodes whose digits that are not averaged over are all 0."""
+    """Return the workers of a block's group on node 0: on nodes whose digits outside `across` are all 0."""
     rule = schedule.rule()
     nodes = enumerate(product(*(range(radix) for radix in rule.radices)))
     near = [m for m, digits in nodes if not any(x for d, x in enumerate(digits) if d not in block.across)]
@@ -98,7 +98,7 @@ def group_on_the_first_node(schedule, block):
 
 
 def check_words(proof):
-    """Every claim says why."""
+    """Check that every claim has an explanation."""
     assert all(claim.explanation.count(" ") > 3 and "None" not in claim.explanation for claim in proof.claims)
 
 
@@ -152,7 +152,7 @@ def check_groups(schedule):
 
 
 def check_tree(trees, phases, n):
-    """One tree; each edge joins what the edges before and all earlier phases have not joined, in order of time."""
+    """Check for one tree in order of time whose every edge connects two components."""
     ((*edges,),) = trees
     assert len(edges) == n - 1
     joined = []
@@ -175,7 +175,7 @@ def test_rules_match_exact_arithmetic(seed):
 
 
 def closed_sets(support):
-    """The smallest sets of workers that take weight from themselves only."""
+    """Return the smallest sets of workers without incoming weight from other workers."""
     return set(map(frozenset, nx.attracting_components(nx.DiGraph(np.array(support)))))
 
 
@@ -185,7 +185,7 @@ def test_graphs_match_exact_arithmetic(seed):
 
 
 def test_graphs_without_self_weights_are_proved_by_a_power():
-    """De Bruijn graphs: no worker keeps a weight on itself, but powers become positive."""
+    """De Bruijn graphs have no self-weights, but a power of the matrix is positive."""
     for n in (4, 8):
         half = Fraction(1, 2)
         edges = [(v, (2 * v + a) % n, half) for v in range(n) for a in (0, 1) if (2 * v + a) % n != v]
@@ -255,7 +255,7 @@ def check_refutation(consensus, support):
 
 
 def grid_phases(dims, seed):
-    """One phase per digit of labels that stand on the workers in random order."""
+    """Return one phase per digit of labels assigned to the workers in random order."""
     n = int(np.prod(dims))
     grid = np.array(Random(seed).sample(range(n), n)).reshape(dims)
     return [[sorted(map(int, g)) for g in np.moveaxis(grid, d, -1).reshape(-1, dims[d])] for d in range(len(dims))]
@@ -273,7 +273,7 @@ def test_labels_are_found_at_any_offset_and_permutation(dims, seed):
 
 
 def test_labels_need_every_worker_in_every_phase():
-    """A cube stays connected without one of its edges, and its labels are all there; the mean is not reached."""
+    """A cube without one edge stays connected and all its labels exist, but the mean is not reached."""
     edges = [[(v, v | 1 << d) for v in range(8) if not v >> d & 1] for d in range(3)]
     whole = explicit(8, *edges)
     assert _by_labels(whole.phased.steps(whole.cluster)).entry["radices"] == [2, 2, 2]
@@ -287,7 +287,7 @@ HALVES = [[(0, 1), (2, 3), (4, 5)], [(0, 2), (1, 4), (3, 5)], [(0, 1), (2, 3), (
 
 
 def copies_of_halves(copies, last=Fraction(4, 3)):
-    """Six workers that are exact by relaxed pairs, in copies that then meet: no labels say so."""
+    """Return copies of six workers, exact by relaxed pairs, that are then averaged; no labels exist."""
     phases = []
     for place, pairs in enumerate(HALVES):
         factor = Fraction(4, 3) if place == 1 else Fraction(1)
@@ -308,13 +308,13 @@ def test_product_method_has_a_size_limit():
 
 
 def test_nearly_exact_schedules_are_not_proved_exact():
-    """Floats cannot tell it from an exact one."""
+    """Floats cannot distinguish them from exact schedules."""
     for copies in (1, 22):
         proof = prove(copies_of_halves(copies, Fraction(4, 3) + Fraction(1, 10**6)))
         assert "exact-consensus" not in proof
 
 
-# What a proof says
+# Contents of a proof
 
 
 def claim_of(name, status):

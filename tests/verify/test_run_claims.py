@@ -1,4 +1,4 @@
-"""Ages, ends, memory, errors of codecs and bytes: each claim against a run, an eigenvalue or a count."""
+"""Claims about staleness, ends, memory, codec errors and bytes against a run, an eigenvalue or a count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from partreduce.verify.payload import in_bytes
 
 
 def gives_nothing_back(raw, matrices):
-    """Whether no outer step takes back what has arrived; with momentum that is open for groups and a merge."""
+    """Whether no outer step reverts a received update; with momentum this is undecided for groups and a merge."""
     strategy = raw["strategy"]
     outer, sync = strategy.get("payload", {}).get("outer", {}), strategy.get("sync", {})
     is_own = outer.get("outer_params") == "per_worker"
@@ -41,7 +41,7 @@ def gives_nothing_back(raw, matrices):
 
 
 def is_due(name, raw, listed, matrices):
-    """Whether there is anything that a claim of this name could say of a schedule."""
+    """Whether the claim applies to a schedule."""
     if name == "sent-bytes":
         return True
     if name == "codec-error":
@@ -93,12 +93,12 @@ def test_claims_of_random_schedules_match_simulated_runs_exactly(schedules):
     often = set(payloads.JUDGES) - {"outer-consensus"}
     names = ("staleness", "end", "memory", *often)
     assert proved["outer-consensus"] > 0 or schedules < 360
-    assert min(proved[name] for name in names) > schedules / 18, "every claim was seen to hold often"
+    assert min(proved[name] for name in names) > schedules / 18, "every claim holds often"
     assert min(proved[name] for name in ("equal-replicas", "codec-error", "memory")) > schedules / 6
 
 
 def test_graph_sent_bytes_count_each_neighbor_but_in_flight_once():
-    """A star: its center sends the model to 3 neighbors in one exchange."""
+    """The center of a star sends the model to 3 neighbors in one exchange."""
     star = [(0, leaf, Fraction(1, 4)) for leaf in (1, 2, 3)] + [(leaf, 0, Fraction(1, 4)) for leaf in (1, 2, 3)]
     claim = prove(graph(4, star))["sent-bytes"]
     assert (claim.numbers["of_worker"], claim.numbers["in_flight"]) == ("3", "1")
@@ -107,7 +107,7 @@ def test_graph_sent_bytes_count_each_neighbor_but_in_flight_once():
 
 
 def test_sent_bytes_match_the_priced_bytes():
-    """`docs/metrics.md` says that the bytes of real runs are the priced ones."""
+    """As stated in `docs/metrics.md`."""
     draw, seen = random.Random("sent bytes"), 0
     while seen < 25:
         schedule = random_schedule(draw)
@@ -198,7 +198,7 @@ def test_too_expensive_run_claims_are_not_proved(monkeypatch, name):
 
 
 def claim_of(schedule, name):
-    """The claim of a schedule by its name, None without one."""
+    """Return a claim of a schedule by name, or None."""
     return claims_of_runs(schedule).get(name)
 
 

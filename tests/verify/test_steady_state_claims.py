@@ -1,4 +1,4 @@
-"""Bounds on contraction and consensus distance: true, sharp, and refused just below the truth."""
+"""Bounds on contraction and consensus distance: valid, tight, and refused just below the true value."""
 
 import copy
 import math
@@ -40,12 +40,12 @@ KINDS = (
 
 
 def random_schedule(draw):
-    """A schedule of any kind with these claims, with steps per round, late averages and uneven nodes."""
+    """Return a schedule of any kind with these claims, steps per round, delayed averages and uneven nodes."""
     return draw.choice(KINDS)(np.random.default_rng(draw.randrange(2**32)))
 
 
 def certify_distance(schedule):
-    """(raw schedule, certificate of what the claim rests on and the claim), where the claim is made."""
+    """List (raw schedule, certificate with the claim and its premise) if the claim is made."""
     proof, name = prove(schedule), "consensus-distance"
     if name not in proof or proof[name].status is not Status.PROVED:
         return []
@@ -66,7 +66,7 @@ def test_distance_bounds_are_valid_tight_and_accepted(seed):
         assert consensus_distance(schedule).value == pytest.approx(value, rel=1e-6, abs=1e-9)
         assert value * (1 - 1e-9) - 1e-15 <= bound <= value * 1.001 + 1e-6
         assert refusal(copy.deepcopy(raw), copy.deepcopy(certificate)) is None
-        # A grid of 2^-40 of the value: the next number below the truth is never proved.
+        # A grid of 2^-40 of the value: the next number below the true value is never proved.
         unit = Fraction(2) ** (math.frexp(max(value, 1e-9))[1] - 40)
         entry["at_most"] = str(Fraction(value) // unit * unit - unit * 2)
         assert "at_most" in (refusal(copy.deepcopy(raw), certificate) or "")
@@ -147,7 +147,7 @@ def test_contraction_of_200_workers_is_certified_within_1e_6(kind):
     ({}, Fraction(12701, 7290)), ({"sync": DelayedAveraging()}, Fraction(23201, 7290)),
 ], ids=["synchronous", "late"])  # fmt: skip
 def test_worker_without_edges_in_a_round_is_not_normalized(sync, exact):
-    """Means over 900 steps of a recursion by hand; 1.16 stood as proved where it is 1.74."""
+    """Exact values are means over 900 steps of a manual recursion; 1.16 was once proved where 1.74 is true."""
     half = Fraction(1, 2)
     rounds = [[(0, 1, half), (1, 0, half)]] * 2 + [[(0, 1, half), (1, 2, half), (2, 0, half)]]
     options = {"steps_per_round": (1, 1, 3), "averaging": Averaging.STEP_NORMALIZED, **sync}

@@ -1,4 +1,4 @@
-"""What a proof says about failures is what every single failure shows, taken out by brute force."""
+"""The survives claim against brute force over every failure."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ KEEP, REAPPLY, ALL = SurvivorRule
 
 
 def with_plan(schedule, workers=WORKERS, rule=KEEP):
-    """The schedule with a plan for so many workers."""
+    """Return the schedule with a failure plan for `workers` failures."""
     if schedule.strategy.averages_everyone:
         rule = ALL
     return replace(schedule, failure_plan=FailurePlan(rule, workers))
@@ -44,13 +44,13 @@ def all_failures(schedule):
 
 
 def norm(schedule, failed):
-    """What a period of the survivors' leaves of differences."""
+    """Return the contraction of one period of the survivors' schedule."""
     found = after_failure(schedule, failed)
     return float(np.linalg.norm(period_product(found) - 1 / found.num_workers, 2))
 
 
 def agree(schedule, failed):
-    """Whether the survivors' groups join them."""
+    """Whether the survivors' groups connect all survivors."""
     found = after_failure(schedule, failed)
     joined = nx.empty_graph(found.num_workers)
     for group in (group for phase in map(found.phase, range(found.period)) for group in phase if group.relaxation):
@@ -74,7 +74,7 @@ def test_survives_covers_only_group_averages_with_codecs_and_outer_steps(options
 
 
 def test_claims_that_a_failure_can_break_are_marked_before_failure():
-    """A node of 15 sums by a ring where 16 summed in stages: it rounds more often."""
+    """A node of 15 survivors sums by a ring instead of in stages, so codecs round more often."""
     rows = RulePhases((4,), ((Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),)))
     coded = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16)
     schedule = with_plan(Schedule("coded", Cluster.regular(4, 4), StaticGroups(phases=rows, transport=coded)), 1)
@@ -130,7 +130,7 @@ def bounds_of(proof):
 
 
 def patterns_of(schedule):
-    """The pattern of a failure, if the schedule's groups are kept."""
+    """Return the function from a failure to its pattern for kept groups."""
     return Symmetries.of(checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule)))), Work("it")).pattern
 
 
@@ -160,7 +160,7 @@ def test_kept_groups_match_brute_force_over_all_failures(seed):
 @pytest.mark.parametrize("seed", range(1, 30, 2))
 @pytest.mark.parametrize("workers", [1, 3])
 def test_reapplied_rules_match_brute_force_over_all_failures(seed, workers):
-    """No single failure is worse than the worst class of as many workers, and each class has one that attains it."""
+    """Every failure has the norm of a class with as many workers, and every class attains its bound."""
     schedule = with_plan(random_schedule(seed), workers, REAPPLY)
     failures = all_failures(schedule)
     proof = prove(schedule)
@@ -179,7 +179,7 @@ def test_reapplied_rules_match_brute_force_over_all_failures(seed, workers):
 
 
 def shape(rng):
-    """Nodes of 1 to 3 workers, whose ranks stand in any order; one in three is regular."""
+    """Return nodes of 1 to 3 workers with ranks in random order; one in three clusters is regular."""
     if rng.random() < 1 / 3:
         return Cluster.regular(int(rng.integers(2, 5)), int(rng.integers(1, 4)))
     sizes = rng.integers(1, 4, size=int(rng.integers(2, 5)))
@@ -202,7 +202,7 @@ def on_shape(rng, cluster):
 
 
 def by_hand(schedule, rule, failed):
-    """The survivors' groups in each phase, in the ranks of the beginning, taken out one by one."""
+    """Return the survivors' groups of each phase in the original ranks."""
     left = frozenset(range(schedule.num_workers)) - frozenset(failed)
     if rule is ALL:
         return [{left}]
@@ -212,7 +212,7 @@ def by_hand(schedule, rule, failed):
 
 @pytest.mark.parametrize("seed", range(120))
 def test_survivor_groups_agree_in_checker_prover_and_runtime(seed):
-    """On uneven nodes whose ranks stand in any order, too, after each loss that the plan covers."""
+    """After every planned failure, also on uneven nodes with ranks in random order."""
     rng = np.random.default_rng(seed)
     cluster = shape(rng)
     while cluster.num_workers < 4:
@@ -252,7 +252,7 @@ def test_survivor_groups_agree_in_checker_prover_and_runtime(seed):
 
 
 def test_failure_plans_on_uneven_nodes_get_a_verdict():
-    """On these nodes a plan once was a rule for some failures of a class and no rule for the others."""
+    """On these nodes a plan was once a rule for some failures of a class and explicit groups for the others."""
     cluster = Cluster.irregular([[1], [2], [0, 3], [4]])
     phases = GroupPhases((Phase.from_groups(5, [[0, 1, 2, 3, 4]]),))
     for rule in (KEEP, ALL):

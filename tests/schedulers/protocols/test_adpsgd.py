@@ -1,4 +1,4 @@
-"""AD-PSGD's pairing and the graph it stands on: free of deadlock on two sides, deadlocked by an odd cycle."""
+"""AD-PSGD's pairing and its graph: deadlock-free if bipartite, deadlocked by an odd cycle."""
 
 from random import Random
 
@@ -57,7 +57,7 @@ def test_empty_graph_is_refused():
 
 @pytest.mark.parametrize("seed", range(50))
 def test_automorphisms_match_brute_force(seed):
-    """Also of directed cycles, where all workers look the same."""
+    """Also for directed cycles, in which all workers are equivalent."""
     chance = Random(seed)
     n = chance.choice([1, 2, 3, 4, 4, 5])
     graph = Digraph.of(n, [(u, v) for u in range(n) for v in range(n) if chance.random() < 0.5])
@@ -75,12 +75,12 @@ def test_too_many_automorphisms_reduce_to_cyclic_shifts():
     assert set(automorphisms(complete(4), "aaaa", limit=23)) == shifts
     assert set(automorphisms(complete(4), "abab", limit=3)) == {(0, 1, 2, 3), (2, 3, 0, 1)}
     assert set(automorphisms(complete(4), "aaab", limit=5)) == {(0, 1, 2, 3)}
-    assert len(automorphisms(complete(5), "aaaaa")) == 5  # 120 of them: more than are worth their time
+    assert len(automorphisms(complete(5), "aaaaa")) == 5  # more than the default limit: 120
     assert len(automorphisms(Digraph.of(4, []), "aaaa")) == 24
 
 
 def test_shifts_that_move_an_edge_are_excluded():
-    """Two pairs and nothing else: 8 automorphisms, of which two are shifts when the pairs are opposite."""
+    """Two disjoint pairs have 8 automorphisms; how many are shifts depends on the pairs."""
     opposite, adjacent = Digraph.undirected(4, [(0, 2), (1, 3)]), Digraph.undirected(4, [(0, 1), (2, 3)])
     assert len(automorphisms(opposite, "aaaa")) == len(automorphisms(adjacent, "aaaa")) == 8
     assert len(automorphisms(opposite, "aaaa", limit=7)) == 4
@@ -88,7 +88,7 @@ def test_shifts_that_move_an_edge_are_excluded():
     assert len(automorphisms(ring(6), "aaaaaa")) == 6
 
 
-# AD-PSGD's pairing: free of deadlock on two sides, deadlocked by an odd cycle
+# AD-PSGD's pairing
 
 
 def cycle(n):
@@ -96,7 +96,7 @@ def cycle(n):
 
 
 def served_once():
-    """A question is on its way, kept by the asked, or answered: exactly one of them while the asker waits."""
+    """While a worker waits, exactly one of these holds: its request is in flight, is kept, or is answered."""
 
     def check(pair):
         asking = pair.first_state.waits_for == pair.second
@@ -138,7 +138,7 @@ def test_bipartite_pairing_is_deadlock_free_and_fair(name):
 
 @pytest.mark.parametrize("n", [3, 5])
 def test_odd_cycle_deadlocks_after_one_request_per_worker(n):
-    """Of 3 as in Prague's figure 2a: A waits for B, B for C, C for A, and all questions are kept for ever."""
+    """For n = 3 as in Prague's figure 2a: A waits for B, B for C, C for A, and all requests are kept forever."""
     trace = shortest_deadlock(n)
     picks = [step for step in trace.steps if step.verb == "step"]
     assert len(picks) == n
@@ -151,12 +151,12 @@ def test_odd_cycle_deadlocks_after_one_request_per_worker(n):
 
 
 def test_even_ring_deadlocks_without_active_and_passive_sides():
-    """The graph is not enough: it is the split into two sides that keeps a bipartite graph free of deadlock."""
+    """A bipartite graph alone is not enough; only the split into active and passive workers prevents deadlock."""
     assert explore(all_both(cycle(4))).finding("no deadlock").verdict == "fails"
 
 
 def test_crossing_requests_answer_each_other():
-    """Two workers that pick each other have both sent their parameters, and do not block."""
+    """Two workers that choose each other have both sent their parameters, and do not block."""
     assert explore(all_both(Digraph.undirected(2, [(0, 1)]))).holds
 
 
@@ -166,7 +166,7 @@ def test_invalid_graphs_and_roles_are_refused():
 
 
 def test_request_partners_follow_the_roles():
-    """A passive worker never asks, an active one is never asked, and one that waits does not ask again."""
+    """Passive workers send no requests, active ones get none, and waiting workers send no second request."""
     roles = (Role.ACTIVE, Role.ACTIVE, Role.PASSIVE, Role.BOTH)
     everybody = Digraph.undirected(4, [(u, v) for u in range(4) for v in range(u)])
     pairing = Pairing(everybody, roles)
@@ -176,7 +176,7 @@ def test_request_partners_follow_the_roles():
 
 
 def test_pairing_transitions():
-    """A free worker answers at once; one that waits keeps questions, in order, and answers them with its own answer."""
+    """A free worker answers at once; a waiting one keeps requests in order until its own answer arrives."""
     pairing, idle = all_both(cycle(5)), PairState()
     assert pairing.start(0) == (idle, ())
     assert pairing.num_processes == 5
@@ -189,7 +189,7 @@ def test_pairing_transitions():
     assert two == PairState(1, (4, 3))
     answered = (idle, (Note(("averaged", 1)), Send(4, Answer()), Send(3, Answer())))
     assert pairing.step(0, two, Received(1, Answer())) == answered
-    assert pairing.step(0, two, Received(1, Ask())) == answered  # questions that cross are each other's answers
+    assert pairing.step(0, two, Received(1, Ask())) == answered  # crossing requests answer each other
     check_error(AssertionError, "not an event", pairing.step, 0, idle, Received(1, "hello"))
     assert PairState().waits_for < 0
 

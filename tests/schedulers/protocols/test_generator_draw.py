@@ -1,4 +1,4 @@
-"""Each rule of a draw by itself, and what draws come of seeds."""
+"""Every rule of a draw, and draws from seeds."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -36,7 +36,7 @@ def now_of(setting, initiator=0, **facts):
 
 
 def outcomes(draw, salts=SALTS):
-    """Everything that comes out over many random numbers."""
+    """Return all results over many salts."""
     return {draw(salt) for salt in salts}
 
 
@@ -57,7 +57,7 @@ def test_salts_have_enough_bits_for_orders_and_choices(n):
     assert max(salt_of(3, draw, n).bit_length() for draw in range(20)) > log2(factorial(n)) + 61 + 20
 
 
-# Who is slow
+# Slow workers
 
 
 def test_known_slowness_overrides_the_threshold():
@@ -134,7 +134,7 @@ def test_straggler_prefers_idle_workers_on_its_node():
     assert partner(slow=frozenset((0, 1))) == {2}
     assert partner(slow=frozenset((0, 1, 2))) == {3, 4, 5}
     assert partner(slow=frozenset(range(6))) == {0, 2}
-    assert partner(counts=(9, 5, 0, 9, 9, 9), idle=frozenset((1, 2, 3))) == {2}, "also one that is further behind"
+    assert partner(counts=(9, 5, 0, 9, 9, 9), idle=frozenset((1, 2, 3))) == {2}, "also a partner that is further behind"
     assert rules.draw(replace(lags, alive=frozenset((1,)), idle=frozenset((1,)))) == ()
 
 
@@ -176,8 +176,8 @@ def test_global_group_is_due_after_enough_requests_of_fast_workers():
     rules = drawing(division=GroupSplit.NODE_THEN_ALL, all_every=4)
     now = now_of(rules.setting, counts=(5, 5, 5, 5, 3, 3), alive=frozenset(range(5)))
     assert [rules.is_due(now, apart) for apart in (0, 15, 16, 17)] == [False, False, True, True]
-    assert not rules.is_due(replace(now, counts=(5, 9, 5, 5, 5, 5)), 99), "a straggler calls no meeting"
-    assert not rules.is_due(replace(now, counts=(5, 3, 3, 3, 3, 3)), 99), "no worker meets alone"
+    assert not rules.is_due(replace(now, counts=(5, 9, 5, 5, 5, 5)), 99), "a straggler starts no global group"
+    assert not rules.is_due(replace(now, counts=(5, 3, 3, 3, 3, 3)), 99), "a group needs two workers"
     assert rules.is_due(replace(now, counts=(5, 5, 3, 3, 3, 3)), 8)
     other = drawing(division=GroupSplit.GLOBAL, all_every=4)
     assert not other.is_due(now, 99)
@@ -220,7 +220,7 @@ def test_bounded_division_uses_known_groups_or_none():
 
 
 def test_bounded_division_draws_any_known_group_of_a_worker():
-    """One and the same order of workers, and a choice from the bits above."""
+    """The order of workers is fixed; the higher bits of the salt choose the group."""
     rules = drawing((0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
     everybody = frozenset(range(4))
     now = now_of(rules.setting, known=((0, 1), (0, 2)))
@@ -239,7 +239,7 @@ def test_bounded_global_group_is_the_largest_known_group():
     assert rules.all_of(now, frozenset((0, 1, 3, 4, 5))) == ((0, 1),)
     assert rules.all_of(now, frozenset((0, 5))) == ((0, 5),)
     assert rules.all_of(replace(now, initiator=5), frozenset((0, 5))) == ((0, 5),)
-    assert rules.all_of(now, frozenset((1, 5))) == ((0, 1, 5),), "the initiator is in it"
+    assert rules.all_of(now, frozenset((1, 5))) == ((0, 1, 5),), "the initiator is a member"
     assert rules.all_of(now, frozenset((0,))) == rules.all_of(now, frozenset()) == ()
 
 
@@ -261,7 +261,7 @@ def test_generator_setting_is_built_from_the_strategy():
 
 
 def test_generator_setting_has_the_defaults_of_the_strategy():
-    """Except for the bound, which a strategy has and an exploration does not need."""
+    """Except max_known, which explorations do not need."""
     default = GeneratorSetting.of(DynamicGroups(), Cluster.regular(2, 3))
     assert replace(default, max_known=None) == GeneratorSetting(nodes=(0, 0, 0, 1, 1, 1))
 
@@ -276,7 +276,7 @@ def test_group_size_and_max_known_are_validated(name, allowed, others):
         check_error(InputError, name, GeneratorSetting, nodes=(0, 0, 1), **{name: value})
 
 
-# What the explorer cannot see of a draw, because it chooses the random number itself: that the seed's numbers do
+# Properties of salts drawn from seeds, which the explorer does not cover because it chooses the salts
 
 
 EVERYBODY = frozenset(range(4))
@@ -284,7 +284,7 @@ KNOWN = ((0, 1), (0, 2), (0, 3))
 
 
 def list_groups(setting, requests=60):
-    """The groups that start while workers ask in turn, and are done with what they were given."""
+    """Return the groups that start while workers send requests in turn and complete their groups."""
     machine = GroupGenerator(setting)
     state, groups = machine.initial(), []
     for number in range(requests):
@@ -307,7 +307,7 @@ def test_seeds_determine_the_drawn_groups(division):
 
 @pytest.mark.parametrize("num_workers", [24, 64, 1000])
 def test_salts_shuffle_every_position_of_an_order(num_workers):
-    """The last four workers of an order come in ascending order once in 24; 64 bits would leave them so always."""
+    """The last four workers of an order ascend once in 24 draws; with only 64 bits they always would."""
     everybody = frozenset(range(num_workers))
     ends = [order_from_salt(everybody, salt_of(3, draw, num_workers))[-4:] for draw in range(240)]
     assert sum(end == sorted(end) for end in ends) < 35  # 10 are expected, with a standard deviation of 3.1

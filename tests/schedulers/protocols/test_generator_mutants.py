@@ -1,4 +1,4 @@
-"""Bugs seeded in the group generator, each one changed decision: the explorer or a law of the draw kills all of them.
+"""Bugs seeded in the group generator, each one changed decision: the explorer or a law of the draw finds all of them.
 
 benchmarks/results/seeded_bugs.md lists them with the property that kills each.
 """
@@ -245,7 +245,7 @@ mutant("drawing", "node_then_all", "node groups wait for busy workers",
 
 
 def killer_of(name, place):
-    """The property or law that kills a bug in a configuration or a draw, None if nothing does."""
+    """Return the property or law that a bug violates in a configuration or draw, or None."""
     if MUTANTS[name][0] == "drawing":
         setting = split_globally((0, 0, 1, 1, 1))
         inter_intra, meets = smart((0, 0, 1, 1), 2), meeting((0, 0, 1, 1), 2)
@@ -268,7 +268,7 @@ def killer_of(name, place):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_seeded_bug_is_killed(name):
-    """By the property or law, in the configuration, that the page names."""
+    """The property or law and the configuration match the row on the page."""
     (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| {name} | ")]
     _, part, killer, place = row.strip("| ").split(" | ")
     assert (part, killer) == (MUTANTS[name][0], killer_of(name, place))

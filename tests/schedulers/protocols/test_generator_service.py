@@ -1,4 +1,4 @@
-"""The group generator, message by message: what it answers to whom, in which order, in which generation."""
+"""Transitions of the group generator, message by message."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from partreduce.strategies import GroupSplit, SlowWorkerPolicy
 
 
 class Service:
-    """A generator with its state; random numbers are 0 unless said, so a draw takes the lowest ranks."""
+    """A generator with its state; salts are 0 by default, so a draw takes the lowest ranks."""
 
     def __init__(self, n=2, *, modulus=None, **facts):
         facts = {"group_size": 2, "division": GroupSplit.RANDOM, "slow_threshold": None} | facts
@@ -31,7 +31,7 @@ class Service:
         self.state = self.machine.initial()
 
     def ask(self, worker, done=-1, *, request=None, salt=0, **facts):
-        """All that comes of a worker's next request."""
+        """Return the actions after a worker's next request."""
         if request is None:
             request = self.machine.following(self.state.requests[worker])
         return self.send(worker, Ask(request, done, salt=salt, **facts))
@@ -41,7 +41,7 @@ class Service:
         return list(actions)
 
     def give_up(self, worker):
-        """What others hear when a worker is taken for dead."""
+        """Return the actions for other workers when a worker is reported as crashed."""
         return [a for a in self.send(worker, Crashed()) if not (isinstance(a, Send) and a.to == worker)]
 
     def grants(self, actions):
@@ -81,7 +81,7 @@ def test_repeated_request_gets_the_same_answer():
     service.give_up(2)
     before = service.state
     assert service.ask(0, request=0) == [grant(0, 0, 0, 1, generation=1)]
-    assert service.ask(0, request=2) == []  # from another life
+    assert service.ask(0, request=2) == []  # from another incarnation
     assert service.ask(0, request=-1) == []
     assert service.state == before
     service.ask(0, done=0)
@@ -107,14 +107,14 @@ def test_departed_worker_is_not_drawn():
     service.state = replace(service.state, alone=(99, 0))
     service.ask(0)
     assert service.state.alone == (99, 0)
-    service.ask(1)  # it is back, for another round
+    service.ask(1)  # the worker returns for another round
     assert service.state.status == (ACTIVE, ACTIVE)
     service.ask(0, done=-1)
     assert service.state.alone == (0, 0)
 
 
 def broken(n=4, **facts):
-    """Workers 0 and 1 met, are in their second group, and 2 and 3 in theirs; (0, 2) waits for both."""
+    """Return a service in which groups (0, 1) and (2, 3) run."""
     service = Service(n, **facts)
     service.ask(0)
     service.ask(1)
@@ -128,7 +128,7 @@ def test_failed_group_is_voided_and_silent_members_are_excluded():
     service = broken()
     service.ask(2, done=1, salt=0)  # (0, 2) waits for 0
     actions = service.ask(0, done=0, failed=True)
-    # (0, 2) starts: both are free. Worker 1, which has not spoken, hears that its group is void.
+    # (0, 2) starts: both are free. Worker 1, which has sent nothing, is told that its group is void.
     assert actions == [
         Note(("void", 0, (0, 1))), Send(1, Void(1, 0)),
         note_start(2, 0, 2), grant(2, 2, 0, 2, generation=1, request=1), grant(0, 2, 0, 2, generation=1, request=1),
@@ -152,7 +152,7 @@ def test_finished_member_is_unaffected_by_a_group_failure():
     assert Send(2, Void(1, 0)) in actions
     assert not [a for a in actions if isinstance(a, Send) and a.message == Void(1, 0) and a.to != 2]
     assert service.state.status == (ACTIVE, ACTIVE, LEFT)
-    assert service.state.buffers.groups[-1].members == (0, 1), "the third one's place in the next group is given up"
+    assert service.state.buffers.groups[-1].members == (0, 1), "worker 2 is removed from the next group"
 
 
 def test_crash_voids_groups_and_frees_waiting_workers():
@@ -167,7 +167,7 @@ def test_crash_voids_groups_and_frees_waiting_workers():
     assert service.give_up(0) == []
     assert service.state.generation == 1
     assert service.ask(0) == [Send(0, Evicted(1))]
-    assert service.ask(1)[-1].message.members == (1, 2), "the dead are not drawn"
+    assert service.ask(1)[-1].message.members == (1, 2), "crashed workers are not drawn"
 
 
 def test_draws_use_the_seed_unless_a_salt_is_given():
@@ -185,7 +185,6 @@ def test_draws_use_the_seed_unless_a_salt_is_given():
     chosen.ask(0, salt=3)
     assert chosen.state.draws == 0
     assert chosen.state.buffers.groups[0].members == (0, 4)
-    many = Service(2, seed=1)
     partners = set()
     for _ in range(12):
         many = Service(6, seed=1)
@@ -210,7 +209,7 @@ def test_known_groups_are_recorded_once_and_only_if_bounded():
 
 
 def slow_last(**facts):
-    """Three workers of which the last takes ten times as long, and everybody has said so."""
+    """Return a service of three workers; the last takes ten times as long as the reported cost of the others."""
     facts = {"nodes": (0, 0, 0), "slow_worker_policy": SlowWorkerPolicy.DEFER, "slow_threshold": 4} | facts
     service = Service(3, **facts)
     service.ask(0, cost=1)
@@ -228,7 +227,7 @@ def test_slow_worker_is_deferred_then_granted():
     assert service.state.waiting == ()
     assert service.ask(2, request=0) == [Send(2, Later(0, 0))]
     service.ask(0, done=0, cost=1)
-    assert all(2 not in group.members for group in service.state.buffers.groups), "it is not drawn meanwhile"
+    assert all(2 not in group.members for group in service.state.buffers.groups), "a deferred worker is not drawn"
     service.ask(2, computed=True, cost=10)
     assert service.state.counts == (2, 1, 1), "the same round is not counted twice"
     assert 2 in service.state.buffers.groups[-1].members
@@ -283,7 +282,7 @@ def test_requests_since_the_last_global_group_are_counted():
     assert service.ask(0) == [note_start(0, 0, 1), grant(0, 0, 0, 1, request=3)]
     assert service.state.apart == 0
     service.ask(0, computed=True)
-    assert service.state.apart == 0, "a round that is asked for twice counts once"
+    assert service.state.apart == 0, "a round with two requests counts once"
     other = Service(2)
     other.ask(0)
     assert other.state.apart == 0

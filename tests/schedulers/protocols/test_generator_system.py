@@ -1,4 +1,4 @@
-"""The generator and its workers as one machine, its buffers, and every interleaving of small systems."""
+"""Generator and workers as one state machine, its buffers, and every interleaving of small systems."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_clock_is_the_oldest_outstanding_group():
 @pytest.mark.parametrize("setting", [PAIRS, SPLIT, LATE], ids=["random", "inter/intra", "late"])
 @pytest.mark.parametrize("seed", range(3))
 def test_shifted_sequence_numbers_do_not_change_behavior(setting, seed):
-    """What a process does next does not change when all sequence numbers are counted from the oldest group."""
+    """Transitions commute with shifting all sequence numbers by the oldest outstanding group."""
     system = GroupSystem(setting, rounds=None, ways=2, costs=(1, 1, 3), retries=3)
     walk, names = Walk(system, seed), set()
     for process, before, event, after, actions in walk.steps(250):
@@ -153,11 +153,11 @@ def test_shifted_sequence_numbers_do_not_change_behavior(setting, seed):
 
 
 def test_endless_run_refuses_breakers():
-    """Counted from the oldest group, a group long past is taken for met, and one that broke was not."""
+    """With shifted sequence numbers every old group counts as executed, but a broken one was not."""
     check_error(InputError, "breakers", GroupSystem, PAIRS, rounds=None, breakers=(0,))
 
 
-# Group buffers and lock vector against a second one that knows no buffers and no bits: only who came before whom
+# Group buffers and lock vector against a reference without buffers and bits, by order of arrival only
 
 
 MOVES = Locking()
@@ -165,7 +165,7 @@ MOVES = Locking()
 
 @dataclass
 class Meeting:
-    """A group of the second model: who is left of it, and who of them is inside still (None: it has not begun)."""
+    """A group of the reference: remaining members, and those still inside (None: not started)."""
 
     seq: int
     members: list[int]
@@ -214,7 +214,7 @@ class SecondBuffers:
         return ended
 
     def seen(self, num_workers):
-        """What the buffers and bits must then be."""
+        """Return the equivalent buffers and bits."""
         queues = tuple(
             tuple(m.seq for m in self.meetings if m.inside is None and w in m.members) for w in range(num_workers)
         )
@@ -257,7 +257,7 @@ def test_random_moves_match_the_reference_buffers(seed):
 
 
 def test_dissolved_group_frees_only_its_members():
-    """(0, 1) and (2, 3) run; worker 1 is done and already in (1, 2)'s way. Ending (0, 1) frees worker 0 alone."""
+    """(0, 1) and (1, 2) run after worker 1 left (0, 1), so ending (0, 1) frees only worker 0."""
     state = GroupBuffers.empty(4)
     for members in ((0, 1), (2, 3), (1, 2)):
         state = MOVES.pushed(state, members)
@@ -290,7 +290,7 @@ def test_group_is_not_running_before_its_start():
     assert not MOVES.can_start(waiting, replace(waiting.groups[0], active=(0, 1)))
 
 
-# The group generator through every interleaving of small systems, and its draws through every situation
+# The group generator in every interleaving of small systems, and its draws in every situation
 
 
 @pytest.mark.parametrize("configuration", SMALL, ids=lambda c: c.name)
@@ -306,7 +306,7 @@ DRAWS = [
     for threshold in (None, 2)
     for rule in SlowWorkerPolicy
     if rule != SlowWorkerPolicy.DEFER and (len(nodes) < 5 or rule == SlowWorkerPolicy.PAIR_LOCALLY)
-    if division != GroupSplit.NODE_THEN_ALL or (size == 2 and len(set(nodes)) < len(nodes))  # it looks at no group size
+    if division != GroupSplit.NODE_THEN_ALL or (size == 2 and len(set(nodes)) < len(nodes))  # it ignores group_size
 ]
 
 
@@ -335,7 +335,7 @@ def test_bounded_groups_keep_every_worker_averaging():
         for worker in range(8):
             last = state.answers[worker]
             if state.requests[worker] >= 0 and last is None:
-                continue  # it waits
+                continue  # a pending request
             done = getattr(last, "seq", -1)
             state, actions = machine.handle(state, worker, Ask(state.requests[worker] + 1, done))
             for action in actions:
@@ -348,7 +348,7 @@ def test_bounded_groups_keep_every_worker_averaging():
 
 @pytest.mark.parametrize("setting", [split_globally((0, 0, 1, 1)), random((0, 0, 1, 1)), smart((0, 0, 1, 1), None)])
 def test_silent_member_of_a_failed_group_is_never_granted(setting):
-    """Worker 3 dies inside a group; the generator never hears who it was, and the survivors continue."""
+    """Worker 3 crashes inside a group; the generator is never told its rank, and the survivors continue."""
     machine = GroupGenerator(setting)
     state, inbox = machine.initial(), {}
 

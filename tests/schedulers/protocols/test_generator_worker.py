@@ -1,4 +1,4 @@
-"""A worker of the group generator, event by event: what it says, what it keeps, what changes nothing."""
+"""Transitions of a group generator's worker, event by event."""
 
 from dataclasses import replace
 
@@ -98,7 +98,7 @@ def test_early_arrivals_are_kept():
         assert worker.hear(Here(seq), source=member) == []
     assert worker.state.here == ((4, 1), (4, 2), (6, 1))
     assert worker.hear(Here(4), source=1) == []
-    assert worker.state.here == ((4, 1), (4, 2), (6, 1)), "each comes once"
+    assert worker.state.here == ((4, 1), (4, 2), (6, 1)), "each arrival is kept once"
     worker.granted()
     actions = worker.do(Enter(1))
     assert actions[:3] == [Send(1, Here(4)), Send(2, Here(4)), Note(("executed", 4, (0, 1, 2)))]
@@ -176,7 +176,7 @@ def test_broken_group_is_reported_as_failed():
     )  # met stays −1
     worker.state = replace(worker.state, breaks=0)
     worker.granted(7).do(Broke())
-    assert worker.state.breaks == 0, "what the run-time breaks is counted nowhere"
+    assert worker.state.breaks == 0, "a failure reported by the runtime is not counted"
 
 
 @pytest.mark.parametrize("enter", [False, True])
@@ -187,7 +187,7 @@ def test_void_message_leaves_the_round_without_a_group(enter):
     worker.hear(Here(5), source=1)
     assert worker.hear(Void(2, 3)) == []
     assert worker.state.generation == 2
-    assert worker.state.seq == 4, "another group's end"
+    assert worker.state.seq == 4, "a void message of another group"
     assert worker.hear(Void(2, 4)) == []
     assert (worker.state.stage, worker.state.seq, worker.state.members) == (ALONE, -1, ())
     assert worker.state.here == ((5, 1),)
@@ -239,7 +239,7 @@ def test_retry_repeats_possibly_lost_messages():
     worker.hear(Here(9), source=2)
     assert worker.do(Retry()) == [Send(2, Here(4)), Send(SERVICE, worker.state.ask)]
     assert worker.state.retries == 0
-    assert Worker(retries=1).granted().do(Retry()) == [Send(SERVICE, Ask(0))], "it has not entered yet"
+    assert Worker(retries=1).granted().do(Retry()) == [Send(SERVICE, Ask(0))], "the worker has not entered the group"
 
 
 def test_evicted_worker_stops_and_ignores_other_crashes():

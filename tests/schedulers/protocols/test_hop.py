@@ -1,4 +1,4 @@
-"""Hop's worker against a second one written from the paper with sets of absolute step numbers instead of bit queues."""
+"""Hop's worker against a second one, written from the paper with sets of step numbers instead of bit queues."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ CASES = [
 @pytest.mark.parametrize(("graph", "setting", "fine"), CASES)
 @pytest.mark.parametrize("in_order", [True, False])
 def test_worker_matches_the_second_hop(graph, setting, fine, in_order):
-    """Worker 0 is slow, so that others leave it behind."""
+    """Worker 0 is slow, so that gaps occur."""
     machine = Hop(GRAPHS[graph], SETTINGS[setting], fine=fine)
     second = SecondHop(machine.graph, machine.setting, fine)
     walk = Walk(machine, seed=len(graph) * 100 + len(setting), in_order=in_order, slow=(0,))
@@ -85,14 +85,14 @@ def test_hop_commutes_with_renaming(graph, setting):
 
 
 def test_renaming_keeps_backup_workers():
-    """Worker 1 of the star may do without its center, and no other may: only the two others change places."""
+    """Only worker 1 of the star has a backup worker, so only the two other leaves can be exchanged."""
     machine = Hop(STAR, IterationGap(backup=(0, 1, 0, 0), max_ig=2))
     assert set(machine.symmetries()) == {(0, 1, 2, 3), (0, 1, 3, 2)}
     check_renaming(machine, seed=7, note=renamed_note)
 
 
 def test_renaming_permutes_every_queue():
-    """Queues of a worker stand in the order of its neighbors; the new names turn that order around."""
+    """Queues are ordered by neighbor; the new ranks reverse that order."""
     machine = Hop(BOTH_WAYS, IterationGap(notify_ack=True, max_ig=2))
     state = replace(machine.start(0)[0], updates=(1, 0), tokens=(5, 6), acked=(True, False))
     turned = machine.renamed(0, state, (0, 2, 1))
@@ -135,7 +135,7 @@ def test_tokens_and_acknowledgements_add_reverse_channels():
 
 
 def test_settings_invalid_for_the_graph_are_refused():
-    """Every rule has its row in tests/topo/document/test_kinds.py."""
+    """tests/topo/document/test_kinds.py covers every rule."""
     check_error(InputError, "skip: tokens say where", Hop, RING, IterationGap(skip=SkipPolicy(limit=2), backup=1))
     with pytest.raises(InputError, match=r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbors"):
         Hop(RING, IterationGap(backup=(0, 2, 0)))

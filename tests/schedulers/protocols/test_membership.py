@@ -1,4 +1,4 @@
-"""Who continues after a failure, through every interleaving: all properties hold, and all seeded bugs are killed."""
+"""Membership after failures in every interleaving: all properties hold, and all seeded bugs are found."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,17 +36,17 @@ def test_every_property_holds_in_every_interleaving(configuration):
     assert found.holds, found
 
 
-# Bugs: each is a machine that differs in one decision, with the configuration in which the explorer kills it.
+# Bugs: each is a machine that differs in one decision, with the configuration in which the explorer finds it.
 BUGS = bug = Bugs(Membership, Member | Authority)
 
 
 def in_view(change):
-    """Another view than the one that is decided, of that and the authority's state."""
+    """Replace the decided view by `change` of that view and the authority's state."""
     return lambda _, original, state, members: change(original(state, members), state)
 
 
 def with_votes(**facts):
-    """The authority with votes that say something else."""
+    """Return a change of all votes that the authority has received."""
     return lambda s, *_: replace(s, votes=tuple(vote if vote is None else replace(vote, **facts) for vote in s.votes))
 
 
@@ -130,7 +130,7 @@ bug("_looked", "One more than may be is lost before the run ends.", ONE_MAY,
     instead=lambda m, _, s: Membership(m.num_workers, m.max_failures + 1)._looked(s))
 bug("_looked", "The run ends one loss too early.", ONE_MAY,
     instead=lambda m, _, s: Membership(m.num_workers, m.max_failures - 1)._looked(s))
-# Who joins.
+# Joining.
 bug("_view", "The donor is the member that is furthest behind.", JOINS, instead=in_view(of_the_slowest))
 bug("_view", "The donor need not stand in an operation of its rounds.", JOINS, seen=with_votes(stands=True))
 bug("ready", "A worker that has joined connects as the others do, and does not wait for a state.", JOINS,
@@ -144,7 +144,7 @@ bug("_written", "A worker that has joined counts as lost all the same.", JOINS_R
     left=lambda now, _, view: replace(now, lost=now.lost.union(view.joined)))
 bug("_view", "The view has only those that voted with a state.", JOINS,
     instead=in_view(lambda view, _: replace(view, members=tuple(w for w in view.members if w not in view.joined))))
-# Who leaves, and who is cut off.
+# Leaving and disconnection.
 bug("_step_member", "A worker has left as soon as it says so.", CUT_TWO,
     left=lambda now, *_: replace(now, phase=Phase.LEFT) if now.phase is Phase.LEAVING else now)
 bug("_step_authority", "A worker that is given up may leave like any other.", TAKEN,

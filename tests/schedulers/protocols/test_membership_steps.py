@@ -1,4 +1,4 @@
-"""What each event does to a worker and to the authority, step by step; then the smallest systems explored."""
+"""Transitions of members and authority, one by one; then the smallest systems in every interleaving."""
 
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from partreduce.schedulers.protocols.membership.messages import (
     Vote,
 )
 
-# What each event does, by hand: three workers, of whom worker 2 fails while 0 has committed what 1 has prepared.
+# Transitions by hand: three workers, of which worker 2 fails after 0 has committed an operation that 1 has prepared.
 
 MACHINE = Membership(3, 2)
 FIRST = View(0, (0, 1, 2))
@@ -46,7 +46,7 @@ AUTHORITY, _ = MACHINE.start(3)
 
 
 def after(state, *events, process=0, machine=MACHINE):
-    """The state after some events, and what the last of them did."""
+    """Return the state after some events, and the actions of the last one."""
     actions = ()
     for event in events:
         state, actions = machine.step(process, state, event)
@@ -78,17 +78,17 @@ def test_leaving_worker_waits_for_release_or_eviction():
     assert after(leaving, Received(3, View(1, (1, 2))))[0].phase is Phase.FENCED
     assert after(leaving, Received(3, Crashed()))[0].phase is Phase.ENDED
     authority, _ = after(AUTHORITY, Received(0, Crashed()), process=3)
-    assert after(authority, Received(0, Left()), process=3) == (authority, ()), "it cannot leave any more"
+    assert after(authority, Received(0, Left()), process=3) == (authority, ()), "a lost worker cannot leave"
 
 
 JOINING = Membership(3, 2, outside=1)
 OF_JOINING, OUTSIDE = JOINING.start(3)[0], JOINING.start(2)[0]
 joining = partial(after, process=3, machine=JOINING)
-"""Of a run in which worker 2 is outside at first."""
+"""Steps of a run in which worker 2 is initially outside."""
 
 
 def after_votes(*votes):
-    """The authority after worker 2 has asked to join, and workers 0 and 1 have voted so."""
+    """Return the authority after a join request of worker 2 and votes of workers 0 and 1."""
     authority, actions = joining(OF_JOINING, Received(2, Join()))
     assert actions == (Send(0, Open(1)), Send(1, Open(1)))
     return joining(authority, *(Received(worker, vote) for worker, vote in enumerate(votes)))
@@ -114,7 +114,7 @@ def test_joiner_without_any_donor_is_outside_again():
     assert out.phase is Phase.VOTE
     out, _ = joining(out, Received(3, view), process=2)
     assert (out.phase, out.has_knocked) == (Phase.OUTSIDE, False)
-    assert joining(out, Received(3, joined), process=2)[0] == out, "told again by an authority that was started again"
+    assert joining(out, Received(3, joined), process=2)[0] == out, "an older view repeated by a restarted authority"
 
 
 def test_joiner_failing_before_the_view_changes_nothing():
@@ -198,7 +198,7 @@ def test_vote_reason_is_reset_with_its_view():
     assert (joined.admits, joined.is_open) == (False, False)
     again = replace(JOINING.start(3)[0], log=(FIRST, View(1, (0, 1), (4, 0))), told=2)
     again, _ = joining(again, Received(2, Join()), Received(0, Vote(2, (6, 0))), Received(1, Vote(2, (6, 0))))
-    assert again.view == View(2, (0, 1), (6, 0)), "no worker could join, so that members are the same"
+    assert again.view == View(2, (0, 1), (6, 0)), "no worker could join, so the members are the same"
 
 
 def test_outside_worker_has_one_pending_join_request():
@@ -224,7 +224,7 @@ def test_messages_of_old_generations_are_dropped():
         assert after(Member(view, phase), Received(1, now))[0].heard == frozenset()
 
 
-# Members that meet by messages, as the explorer lets them: three, in pairs and all together.
+# Three members that average by messages, as in the explorer: in pairs, then all.
 
 MEETING = Membership(3, 2, pairs_then_all, rounds=3)
 meeting = partial(after, machine=MEETING)
@@ -237,14 +237,14 @@ def test_operation_needs_shares_and_confirms_of_all_members():
     assert actions == (Send(1, Share(0, at)), Send(2, Share(0, at)))
     assert (one.place, one.group, one.stands, one.prepared, one.held) == (at, ALL, True, False, ())
     one, _ = meeting(one, Received(1, Share(0, at)), Received(1, Confirm(0, at)), Received(2, Confirm(0, at)))
-    assert MEETING.ready(0, one) == (), "the share of worker 2 is not there"
+    assert MEETING.ready(0, one) == (), "the share of worker 2 is missing"
     one, _ = meeting(one, Received(2, Share(0, at)))
     assert MEETING.ready(0, one) == (Summed(),)
     late = replace(one, heard=one.heard - {(2, Confirm(0, at))})
     one, actions = meeting(one, Summed())
     assert (one.prepared, actions) == (True, (Send(1, Confirm(0, at)), Send(2, Confirm(0, at))))
     assert MEETING.ready(0, one) == (Confirmed(),)
-    assert MEETING.ready(0, meeting(late, Summed())[0]) == (), "worker 2 has not said that it has the sum"
+    assert MEETING.ready(0, meeting(late, Summed())[0]) == (), "the confirmation of worker 2 is missing"
     one, actions = meeting(one, Confirmed())
     assert (one.place, one.group, one.stands, one.prepared, actions) == ((3, 0), (), False, False, ())
     assert one.held == ((at, 0, ALL),)
@@ -255,10 +255,7 @@ def test_operation_needs_shares_and_confirms_of_all_members():
 
 def test_members_connect_once_all_are_present():
     view, held = View(1, ALL, (2, 0), joined=(2,), donor=1), (((1, 0), 0, (0, 1)),)
-    member, donor = (
-        Member(View(0, (0, 1)), Phase.VOTE, (2, 0), held=held),
-        Member(View(0, (0, 1)), Phase.VOTE, (2, 0), held=held),
-    )
+    member = donor = Member(View(0, (0, 1)), Phase.VOTE, (2, 0), held=held)
     member, actions = meeting(member, Received(3, view))
     assert actions == (Note(("rebuild", view)), Send(1, Here(1)), Send(2, Here(1)))
     donor, actions = meeting(donor, Received(3, view), process=1)
@@ -266,7 +263,7 @@ def test_members_connect_once_all_are_present():
     joiner, actions = meeting(replace(MEETING.joiner(), has_knocked=True), Received(3, view), process=2)
     assert (joiner.phase, joiner.blank, actions) == (Phase.REBUILD, True, (Note(("rebuild", view)),))
     assert MEETING.ready(2, meeting(joiner, Received(0, Here(1)), Received(1, Here(1)), process=2)[0]) == ()
-    assert MEETING.ready(2, meeting(joiner, Received(0, Given(1, held)), process=2)[0]) == (), "of who is no donor"
+    assert MEETING.ready(2, meeting(joiner, Received(0, Given(1, held)), process=2)[0]) == (), "not from the donor"
     assert MEETING.ready(2, meeting(joiner, Received(1, Given(2, held)), process=2)[0]) == (), "of another generation"
     joiner, _ = meeting(joiner, Received(1, Given(1, held)), process=2)
     assert MEETING.ready(2, joiner) == (Healed(),)
@@ -277,7 +274,7 @@ def test_members_connect_once_all_are_present():
     joiner, _ = meeting(joiner, Received(0, Here(1)), Received(1, Here(1)), process=2)
     assert MEETING.ready(2, joiner) == (Connected(),)
     member, _ = meeting(member, Received(1, Here(1)), Received(2, Here(0)))
-    assert MEETING.ready(0, member) == (), "worker 2 is not there"
+    assert MEETING.ready(0, member) == (), "worker 2 is not connected"
     member, _ = meeting(member, Received(2, Here(1)))
     assert MEETING.ready(0, member) == (Connected(),)
     member, _ = meeting(member, Connected())
@@ -297,7 +294,7 @@ def test_vote_reports_the_position_after_unblocking():
     blank = Member(View(1, ALL), Phase.REBUILD, blank=True)
     assert meeting(blank, Broken())[1][1] == Send(3, Vote(2, (0, 0), blank=True))
     stranger = Member(View(1, (0, 1)))
-    assert meeting(stranger, Received(2, Crashed())) == (stranger, ()), "a loss that is behind it"
+    assert meeting(stranger, Received(2, Crashed())) == (stranger, ()), "a loss that its view already excludes"
     assert meeting(stranger, Received(3, Crashed()))[0].phase is Phase.ENDED
     for phase in (Phase.FENCED, Phase.LEFT):
         assert meeting(replace(stranger, phase=phase), Received(3, Crashed()))[0].phase is phase

@@ -1,4 +1,4 @@
-"""Partial averaging as a machine: a late worker, who starts a round, and random runs to their end."""
+"""The partial all-reduce state machine: late workers, initiators of rounds, and random complete runs."""
 
 from collections import Counter
 from dataclasses import replace
@@ -32,15 +32,15 @@ def test_late_gradient_joins_the_next_round():
     assert actions == (Send(1, Share(0, (0,), oldest=0)), Note(("begun", 0, (0,))))
     slow, _ = machine.step(1, slow, Received(0, Activate(0)))
     slow, actions = machine.step(1, slow, Begin())
-    assert actions == (Send(0, Share(0, ())), Note(("begun", 0, ())))  # it still computes: nothing to bring
+    assert actions == (Send(0, Share(0, ())), Note(("begun", 0, ())))  # it still computes and has no gradient
     slow, actions = machine.step(1, slow, Call())
-    assert actions == (Send(0, Activate(1)),), "its gradient counts for the next round, as solo as any"
+    assert actions == (Send(0, Activate(1)),), "its gradient starts the next round"
     slow, _ = machine.step(1, slow, Received(0, Share(0, (0,), oldest=0)))
     slow, actions = machine.step(1, slow, Finish())
     assert actions == (Note(("finished", 0, (1, 0))),)
     slow, actions = machine.step(1, slow, Take())
     assert actions == (Note(("taken", (0,), 1)),)
-    assert machine.step(1, slow, End())[1] == (Send(0, Ended(1)),), "round 1 has the last of it"
+    assert machine.step(1, slow, End())[1] == (Send(0, Ended(1)),), "round 1 sums its last gradient"
     _, actions = machine.step(1, slow, Begin())
     assert actions == (Send(0, Share(1, (0,), oldest=0)), Note(("begun", 1, (0,))))
 
@@ -49,7 +49,7 @@ ROUNDS = 400
 
 
 def initiators(seed):
-    """In each round the worker that all wait for."""
+    """Return the worker that all wait for in each round."""
     machine = Partial(PartialAllReduce(quorum="majority", seed=seed), 4)
     started, _ = machine.start(0)
     drawn = []
@@ -95,7 +95,7 @@ def test_only_workers_able_to_start_a_round_are_awaited():
     assert machine.awaited(0, state) == (1, 2, 3), "a worker in an earlier round holds it up"
     for entered in (1, 2):
         later = replace(state, entered=entered)
-        assert machine.awaited(0, later) == (1, 3), "to have come to round 0 is not to have come to a later one"
+        assert machine.awaited(0, later) == (1, 3), "an arrival in round 0 does not count for a later one"
 
 
 def test_all_other_workers_are_awaited_once_all_have_ended():
@@ -147,7 +147,7 @@ def test_workers_without_data_end_without_a_round(quorum):
 
 
 class NewestOnly(Walk):
-    """A word that is on its way is lost when its sender has a newer one of the same kind for the same worker."""
+    """A message in flight is lost once its sender sends a newer one of the same type to the same worker."""
 
     lost = 0
 
@@ -174,4 +174,4 @@ def test_newer_messages_may_replace_older_ones(setting):
             pass
         assert all(machine.finished(process, state) for process, state in enumerate(walk.states))
         lost += walk.lost
-    assert lost, "else the test says nothing"
+    assert lost, "otherwise the test shows nothing"

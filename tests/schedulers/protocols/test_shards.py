@@ -1,4 +1,4 @@
-"""The asynchronous server through every interleaving: all properties hold, and bugs seeded in it are all killed."""
+"""The asynchronous server in every interleaving: all properties hold, and all seeded bugs are found."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ def to_the_first(machine, original, process, state, event):
 
 
 # fmt: off
-# Each with the configuration and the properties of which one has to kill it.
+# Each bug with its configuration and the properties of which it must violate one.
 bug("_answered", "A shard answers a worker that pushes, however far ahead of the others.",
     BOUND_0, "no worker waits that may continue", "no worker is too far ahead", "what is taken is new enough",
     instead=lambda m, _, s: Shards(m.num_workers, m.hosts)._answered(s))

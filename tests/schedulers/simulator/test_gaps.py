@@ -1,4 +1,4 @@
-"""Hop's settings in virtual time: against a second Hop that is polled, D-PSGD's rounds, the bounds, and replays."""
+"""Hop's settings in virtual time: against a polled second Hop, D-PSGD's rounds, the bounds, and replays."""
 
 import itertools
 from dataclasses import replace
@@ -34,20 +34,20 @@ SIXFOLD = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0))
 
 
 def keeping(name, cluster=FOUR_NODES, sync=None, **setting):
-    """A graph of the catalogue whose workers keep a gap."""
+    """Return a graph of the catalogue with an iteration gap."""
     built = build(name, cluster)
     return replace(built, strategy=replace(built.strategy, sync=IterationGap(**setting) if sync is None else sync))
 
 
 def random_graph(rng, count):
-    """A ring one way, so that all reach all, and some more edges."""
+    """Return a directed ring, which is strongly connected, with additional edges."""
     edges = {(v, (v + 1) % count) for v in range(count)}
     edges |= {(int(a), int(b)) for a, b in rng.integers(0, count, (count, 2)) if a != b}
     return Digraph.of(count, edges)
 
 
 class Wires:
-    """Every edge takes its own time, updates longer than tokens."""
+    """Every edge has its own transfer times, longer for updates than for tokens."""
 
     def __init__(self, rng, count):
         self.update, self.token = rng.uniform(0.1, 1.5, (count, count)), rng.uniform(0.01, 0.3, (count, count))
@@ -60,7 +60,7 @@ class Wires:
 
 
 class ByTheRules:
-    """The second Hop, polled at every instant at which something ends or arrives."""
+    """The second Hop, polled at every instant at which compute ends or a message arrives."""
 
     def __init__(self, graph, setting, seconds, wires):
         self.hop, self.seconds, self.wires = SecondHop(graph, setting, fine=True), seconds, wires
@@ -80,7 +80,7 @@ class ByTheRules:
         return self
 
     def act(self, v, now):
-        """Who has computed does what it may; in the parallel order an update leaves before that."""
+        """Carry out an enabled event of a worker that has computed; the parallel order sends updates earlier."""
         k = self.hop.workers[v].step
         if k == self.rounds:
             return False
@@ -124,7 +124,7 @@ SETTINGS = [
 
 
 class Noting(GapTiming):
-    """Keeps what reduces took: what it was for, by whom, in which step, and which updates."""
+    """Records the notes of reduces: word, worker, step and updates."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -188,11 +188,11 @@ def test_gaps_and_queues_stay_within_the_proved_bounds(setting):
         room = max(bound[source][worker] + 1 for source in graph.sources[worker])
         assert record.fill[worker] <= (1 if setting.get("staleness") else room)
         full.append(record.fill[worker] == (1 if setting.get("staleness") else room))
-    assert any(full), "a queue is as full as it may be"
+    assert any(full), "a queue reaches its bound"
 
 
 def test_gaps_are_recorded_at_every_step_entry():
-    """Every entry in its order, and the gaps after each."""
+    """Recompute the gaps after every entry, in order."""
     schedule = keeping("ring", Cluster.regular(2, 3), max_ig=4, backup=1, skip=SkipPolicy(limit=3))
     record = simulate(
         schedule, compute=ComputeTimes(base=1.0, slowdown=((2, 4.0),), jitter=0.5), num_rounds=40
@@ -231,11 +231,11 @@ def test_updates_queue_on_links_and_tokens_overtake():
     there = np.zeros(16)
     for source, to, _ in graph.edges():
         there[to] = max(there[to], links.seconds(source, to, 1, 0.0))
-    assert there.max() == round_seconds(graph, FOUR_NODES, wires).max(), "all at once: as a round"
+    assert there.max() == round_seconds(graph, FOUR_NODES, wires).max(), "simultaneous updates take one round"
 
 
 def test_bottleneck_link_sets_the_step_time():
-    """Each node sends 4 of 100 bytes a second in a step; computing hides behind it in the parallel order."""
+    """Each node sends 4 models of 100 bytes at 100 bytes/s per step, which hides compute in the parallel order."""
     wires = Hardware(nic=Link(0.0, 0.01), model_bytes=100)
     half = Fraction(1, 2)
     edges = [edge for v in range(4) for edge in ((v, v + 4, half), (v + 4, v, half))]
@@ -252,7 +252,7 @@ def test_bottleneck_link_sets_the_step_time():
 
 
 def test_deadlocked_gap_setting_is_refused():
-    """Two workers, each in need of a token of the other one, who never moves: reached only past the file's checks."""
+    """With max_ig 0, which the file format refuses, every worker waits for a token."""
     ring = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
     hop = Hop(ring, IterationGap(max_ig=0), fine=True)
     timing = GapTiming(hop, np.ones((3, 3)), InTurn(Cluster.regular(1, 3), Hardware()), num_bytes=1)
@@ -271,9 +271,9 @@ def test_gap_predictions_match_simulation_and_proved_queues():
     assert standard.how == "simulated"
     timeline = simulate(keeping("ring"), wires, **small)
     assert standard.step_seconds == timeline.per_step(warm_up=15)
-    assert standard.nic_bytes == 2 * 2_000_000, "two edges of a ring leave a node, each with a model a step"
+    assert standard.nic_bytes == 2 * 2_000_000, "two edges of a ring leave a node, each with one model per step"
     assert (standard.largest_age, standard.mean_age) == (timeline.observed.largest_age, timeline.observed.mean_age)
-    # Standard: an in-neighbor is 1 step ahead at most, so 2 places for each; 2 snapshots and the next; the sums.
+    # Standard: an in-neighbor is at most 1 step ahead, so 2 slots for each; 2 snapshots and the next; the sums.
     assert standard.arrays == 2 * 2 + 2 + 1 + 1
     assert late.arrays == standard.arrays + 1
     assert late.memory_bytes == late.arrays * 2_000_000
@@ -281,12 +281,12 @@ def test_gap_predictions_match_simulation_and_proved_queues():
     assert tokens.arrays == 2 * 6 + 6 + 1 + 1
     assert tokens.step_seconds < standard.step_seconds
     stale = predict(keeping("ring", max_ig=5, staleness=3, backup=1), wires, **small)
-    assert stale.arrays == 2 + 6 + 1 + 1, "under staleness one place an in-neighbor"
+    assert stale.arrays == 2 + 6 + 1 + 1, "under staleness one slot per in-neighbor"
     assert stale.mean_age < tokens.mean_age
 
 
 def per_step(name, compute, *, steps=50, seeds=4, **setting):
-    """Mean seconds per step in the parallel order, the start included, as short runs in a lab have it."""
+    """Return mean seconds per step in the parallel order, including the start, as in short experiments."""
     schedule = keeping(name, update_order=UpdateOrder.DPSGD, **setting)
     each = []
     for seed in range(seeds):
@@ -316,7 +316,7 @@ def test_hop_paper_figures_are_reproduced_without_communication():
     assert figure_18 == pytest.approx([3.93, 1.94, 1.00], abs=0.03)
 
 
-# Replays of gaps: the metrics of the graph where every update is taken, a small run by hand, and the prices
+# Replays of gaps: matrix metrics without lost updates, a manual calculation, and the cost of lost updates
 
 
 RANDOM = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0, 0.2))
@@ -365,7 +365,7 @@ def test_skipped_and_late_updates_increase_consensus_distance():
 
 
 def test_replay_matches_manual_calculation():
-    """Two workers; worker 1 misses the update of step 1, so that nothing of it is ever in its parameters."""
+    """Worker 1 misses the update of step 1, which therefore never reaches its parameters."""
     quarter = Fraction(1, 4)
     pair = Round.from_edges(2, [(0, 1, quarter), (1, 0, quarter)])
     replay = Replay(pair, IterationGap(max_ig=2, backup=1))
@@ -376,7 +376,7 @@ def test_replay_matches_manual_calculation():
             missed = worker == 1 and step == 1
             replay.averages(worker, step, () if missed else ((1 - worker, step),), adds_own=False)
             replay.enters(worker, step + 1)
-    # What each worker's gradients left in worker 0 and 1 when they entered steps 0 to 4.
+    # The contribution of each worker's gradients to workers 0 and 1 when they entered steps 0 to 4.
     left = np.zeros((5, 2, 2))
     for step in range(4):
         sent = left[step] + np.eye(2)

@@ -1,4 +1,4 @@
-"""Protocols in virtual time, by the objects of the run-time: who waits for whom, generated groups and pairs."""
+"""Protocols in virtual time, by the state machines of the runtime: waits, generated groups and pairs."""
 
 import random
 from dataclasses import replace
@@ -35,7 +35,7 @@ def pairwise(**options):
 
 
 def parts(timeline):
-    """Computing, communicating and waiting of each worker, and their sum over all."""
+    """Return computing, communicating and waiting times per worker, and their total."""
     listed = timeline.computing(), timeline.communicating(), timeline.waiting()
     return listed, sum(float(part.sum()) for part in listed)
 
@@ -52,7 +52,7 @@ def test_generated_rounds_are_contiguous_and_members_synchronize(division, rule)
     assert (timeline.communicate_start >= timeline.compute_end).all()
     (_, communicating, waiting), total = parts(timeline)
     assert (waiting >= -1e-9).all()
-    assert (communicating > 0).all(), "everybody is in groups"
+    assert (communicating > 0).all(), "every worker is in groups"
     assert total == pytest.approx(timeline.finish[-1].sum())
     met = timeline.communicate_end > timeline.communicate_start
     begins = timeline.communicate_start[met]  # a member of a group begins together with another one
@@ -127,7 +127,7 @@ def test_zero_compute_time_is_allowed():
 
 
 def test_deferred_straggler_round_is_counted_once():
-    """A worker that has to ask later computes once, then asks; its round is one entry."""
+    """A deferred worker computes first, then repeats its request; its round has one entry."""
     ended = []
     seconds = np.tile([1.0, 5.0, 1.0, 1.0], (10, 1))
     setting = GeneratorSetting(nodes=(0, 0, 1, 1), group_size=2, slow_worker_policy=SlowWorkerPolicy.DEFER)
@@ -150,8 +150,8 @@ class TaskEnd(NamedTuple):
 
 
 def steps_of_groups(setting, slow, *, rounds):
-    """The rounds until the fastest worker has done so many: computing takes 1 ± 5 % (times `slow`), groups 0.07 inside
-    a node and 0.97 across. Returns them, and the mean steps of those on a slow worker's node and of all others."""
+    """Run until the fastest worker has done `rounds`: computing takes 1 ± 5 % (times `slow`), groups 0.07 inside a node
+    and 0.97 across. Return the rounds, and mean steps of workers on a slow worker's node and of all others."""
     listed, steps, chance = [], [0] * 16, random.Random(setting.seed)
 
     def record(worker, seq, members):
@@ -174,11 +174,11 @@ def steps_of_groups(setting, slow, *, rounds):
 
 @pytest.mark.parametrize("division", [GroupSplit.GLOBAL, GroupSplit.INTER_INTRA])
 def test_deferred_straggler_neither_blocks_others_nor_starves(division):
-    """One of 16 workers computes 5 times as long; the others of its node keep up with all others."""
+    """One of 16 workers computes 5 times as long; the others of its node keep up with other nodes."""
     setting = replace(SIXTEEN, division=division)
     listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=80)
     assert same_node > 0.9 * other_nodes
-    assert all(done.members for done in listed if done.worker == 5), "it is in a group in every round"
+    assert all(done.members for done in listed if done.worker == 5), "the straggler is in a group in every round"
     local = replace(setting, slow_worker_policy=SlowWorkerPolicy.PAIR_LOCALLY)
     _, same_node, other_nodes = steps_of_groups(local, {5: 5.0}, rounds=80)
     assert same_node < 0.8 * other_nodes
@@ -186,7 +186,7 @@ def test_deferred_straggler_neither_blocks_others_nor_starves(division):
 
 @pytest.mark.parametrize("every", [1, 3, 16])
 def test_node_then_all_averages_globally_every_all_every_rounds(every):
-    """With one slow worker: all others meet, and only they; between two meetings only nodes do."""
+    """With one slow worker, global groups have all other workers; between two of them only node groups occur."""
     setting = replace(SIXTEEN, division=GroupSplit.NODE_THEN_ALL, all_every=every)
     listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=100)
     groups = {done.seq: done.members for done in listed if done.members}
@@ -197,7 +197,7 @@ def test_node_then_all_averages_globally_every_all_every_rounds(every):
     assert same_node > 0.9 * other_nodes
 
 
-# Protocols in virtual time: who waits for whom, AD-PSGD's throughput, meetings
+# Waits, AD-PSGD's throughput, collectives
 
 
 def both_ways(pairs):
@@ -205,7 +205,7 @@ def both_ways(pairs):
 
 
 class Noting(Timing):
-    """Keeps what processes noted, and when."""
+    """Records the notes of processes with their times."""
 
     def __init__(self):
         self.noted = []
@@ -215,7 +215,7 @@ class Noting(Timing):
 
 
 class Taking(Noting):
-    """Work by a function of (process, event, rng), ways by one of (source, destination)."""
+    """Work seconds by a function of (process, event, rng), message seconds by one of (source, destination)."""
 
     def __init__(self, seconds, way=lambda source, to: 0.0):
         super().__init__()
@@ -229,7 +229,7 @@ class Taking(Noting):
 
 
 def compute(times, **wire):
-    """A step takes its worker's time; updates leave at its beginning (Hop's parallel order)."""
+    """Return times of Hop's parallel order: updates are sent at the beginning of a step."""
     return Taking(lambda process, event, rng: times[process] if isinstance(event, Advance) else 0.0, **wire)
 
 
@@ -271,7 +271,7 @@ def test_cyclic_wait_leaves_the_machine_idle():
     )
     machine.run(max_events=100)
     machine.run()
-    assert not machine.timing.noted, "all have asked and none answers"
+    assert not machine.timing.noted, "every worker has a pending request and none answers"
     assert machine.now == 1.0
 
 
@@ -290,7 +290,7 @@ def test_virtual_machine_scales_to_1000_workers():
 
 
 class Pair:
-    """Processes 0 and 1 meet once; process 2 calls process 0 off. A state is (what it offers, may it still)."""
+    """Processes 0 and 1 have one collective; process 2 cancels the participation of process 0."""
 
     num_processes = 3
     channels = ((2, 0),)
@@ -308,7 +308,7 @@ class Pair:
 
 
 class PairTimes(Noting):
-    """Process p comes after `comes[p]`; the meeting takes 2."""
+    """Process p arrives after `comes[p]`; the collective takes 2."""
 
     def __init__(self, *comes):
         super().__init__()
@@ -336,7 +336,7 @@ def test_collective_starts_with_the_last_member_and_ends_together():
 
 @pytest.mark.parametrize("called_off", [0.5, 2.0, 4.0])
 def test_canceled_member_leaves_the_collective(called_off):
-    """Called off before it comes or while it waits, none takes place; in mid-meeting the other one leaves in time."""
+    """Canceling before or during the wait prevents the collective; later, only the other member finishes."""
     times = PairTimes(1.0, 3.0, called_off)
     VirtualMachine(Pair(), times).run()
     assert [(at, process) for at, process, _ in times.noted] == ([(5.0, 1)] if called_off == 4.0 else [])

@@ -1,4 +1,4 @@
-"""Quorums in virtual time: runs by hand, the published limits, what slow workers cost."""
+"""Quorums in virtual time: manual calculations, published limits, and the cost of slow workers."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from partreduce.types import ComputeTimes
 
 
 def run(setting, seconds, *, sum_seconds=0.0, initiators=None, way=0.0):
-    """The timing of a run in which each worker computes so long for each of its calls, (num_rounds, n)."""
+    """Return the timing of a run with compute seconds per call and worker, (num_rounds, n)."""
     table = np.array(seconds, dtype=np.float64)
     machine = Waiting(setting, table.shape[1], initiators=initiators, collective=False)
     timing = QuorumTiming(table, lambda source, to: way, sum_seconds, grace=setting.grace * 1e-6)
@@ -34,12 +34,12 @@ def test_solo_rounds_match_manual_calculation():
 def test_longer_queue_avoids_waiting_for_a_slow_worker():
     timing = run(PartialAllReduce(quorum="solo", staleness=2), [[1, 3.25], [1, 3.25]], sum_seconds=0.5)
     assert timing.finish.tolist() == [[1.5, 3.25], [3.0, 3.25]]
-    assert timing.begun[1, 1] == timing.computed[1, 1] == 3.25, "both results in one call: the second row is empty"
+    assert timing.begun[1, 1] == timing.computed[1, 1] == 3.25, "one call takes both results"
 
 
 @pytest.mark.parametrize("size", [4, 16, 32])
 def test_latencies_under_linear_skew_match_published_limits(size):
-    """Majority waits 3P/(P+1) times less than all-reduce on average, a quorum of half of them 4(P-1)/(P-2) times."""
+    """Majority waits 3P/(P+1) times less than all-reduce on average, a quorum of P/2 4(P-1)/(P-2) times less."""
     skew = [list(range(size))]
     everybody = (size - 1) / 2
 
@@ -62,7 +62,7 @@ SLOW = ComputeTimes(base=1.0, slowdown=((7, 5.0),), jitter=0.02)
 
 
 def against_all_reduce(*, rounds=200, **members):
-    """(gradients a second over all-reduce's 8/5, active workers a round, largest age); one of 8 is 5 times slow."""
+    """Return (gradient rate over all-reduce's 8/5, active workers per round, largest age), 1 of 8 workers 5x slower."""
     schedule = Schedule("s", Cluster.regular(8, 1), AllReduce(sync=PartialAllReduce(**members)))
     observed = simulate(schedule, Hardware(), compute=SLOW, num_rounds=rounds, seed=1).observed
     first = rounds // 4
@@ -71,7 +71,7 @@ def against_all_reduce(*, rounds=200, **members):
 
 
 def test_quorum_throughput_with_one_worker_five_times_slower():
-    """What late arrivals count for decides: by call all wait for the slow one at last, by open round they do not."""
+    """With count="call" all workers end up waiting for the slow one; with count="open-round" they do not."""
     by_call, _, _ = against_all_reduce(quorum="majority", count="call", missed="latest")
     assert by_call == pytest.approx(1.0, abs=0.03)
     majority, active, _ = against_all_reduce(quorum="majority", staleness=32)
@@ -110,23 +110,23 @@ def test_messages_and_sums_take_time_and_never_overlap():
     assert simulate(schedule, hardware, compute=compute, num_rounds=50, seed=3).makespan == timeline.makespan
     found = predict(schedule, hardware, compute=compute, num_rounds=50)
     assert found.how == "simulated"
-    assert found.arrays == 10, "mean model, send buffer, four that wait, four that are applied"
+    assert found.arrays == 10, "mean model, send buffer, four queued results, four applied ones"
     assert found.largest_age <= 4
 
 
 def test_grace_period_matches_manual_calculation():
-    # Worker 0 comes at 1, worker 1 at 1.5: within a grace of 0.75 s the thread of worker 1 waits for it, and no more.
+    # Worker 0 arrives at 1, worker 1 at 1.5: within a grace of 0.75 s the round waits for worker 1, and no longer.
     both = run(PartialAllReduce(quorum="solo", grace=750_000), [[1, 1.5]] * 3, sum_seconds=0.25)
     assert both.gradients.tolist() == [[1, 1]] * 3
     assert both.summed[0].tolist() == [1.5, 3.25, 5.0]
     assert both.ages == [0] * 6
-    # A grace of 0.25 s ends at 1.25; worker 1 comes at 1.5, when round 0 has ended, and starts round 1. The thread of
-    # worker 0, whose next call is at 2.5, gives it until 1.75. So it continues: the other one is waited for in vain.
+    # A grace of 0.25 s ends at 1.25; worker 1 arrives at 1.5, after round 0, and starts round 1. The thread of worker
+    # 0, whose next call is at 2.5, waits for that call until 1.75. In every later round the grace also expires.
     one = run(PartialAllReduce(quorum="solo", grace=250_000), [[1, 1.5]] * 3, sum_seconds=0.25)
     assert one.summed[0].tolist() == [1.25, 1.75, 2.75]
     assert one.gradients.tolist() == [[1, 0], [0, 1], [1, 0]]
     assert one.finish.T.tolist() == [[1.5, 2.5, 3.5], [1.5, 3.0, 3.0]]
-    # Word of the start is 0.125 s on its way, and grace begins when it has come.
+    # The message that starts the round takes 0.125 s, and grace begins on its arrival.
     later = run(PartialAllReduce(quorum="solo", grace=250_000), [[1, 1.5]] * 3, sum_seconds=0.25, way=0.125)
     assert later.summed[0, 0] == 1.375
 
@@ -149,7 +149,7 @@ def test_model_synchronization_matches_manual_calculation():
 
 
 def test_grace_period_gathers_similarly_fast_workers():
-    """Solo alone has few of eight workers in a round; with a grace of some times their jitter it has all."""
+    """Solo rounds have few of eight workers; with a grace period of several times their jitter they have all."""
     hardware = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-9), model_bytes=2_000_000)
     compute = ComputeTimes(base=0.02, jitter=0.05)
 

@@ -1,4 +1,4 @@
-"""The virtual-time engine: what a worker does when, determinism, sampling, and tables that go their own way."""
+"""The virtual-time engine: timelines of workers, determinism, sampling, and table exchanges."""
 
 from dataclasses import replace
 
@@ -146,7 +146,7 @@ def test_sampling_counts_complete_periods(rotation):
 @pytest.mark.parametrize("disturbance", [None, RandomSlowdown(6.0, 0.3)])
 def test_batched_draws_equal_draws_step_by_step(disturbance):
     compute = ComputeTimes(base=0.1, slowdown=((1, 2.0),), jitter=0.3, disturbance=disturbance)
-    worker_steps, samples = np.array([3, 1, 2]), MOST_DRAWN // 20  # two rounds at once, and one is left at the end
+    worker_steps, samples = np.array([3, 1, 2]), MOST_DRAWN // 20  # batches of two rounds, and a remainder of one
     drawn = list(compute.rounds(worker_steps, 5, np.random.default_rng(1), num_samples=samples))
     rng = np.random.default_rng(1)
     for number, found in enumerate(drawn):
@@ -155,7 +155,7 @@ def test_batched_draws_equal_draws_step_by_step(disturbance):
         assert np.array_equal(found, expected)
 
 
-# Tables that go their own way in virtual time: all meet in every step, wherever else they would go by themselves
+# Table exchanges in virtual time: they synchronize all workers in every step
 
 
 CLUSTER = Cluster.regular(2, 2)
@@ -171,7 +171,7 @@ def schedule(strategy):
 
 
 def pairs(**members):
-    """Only one pair at a time averages, the others continue."""
+    """Return groups of which only one pair averages per round."""
     phases = tuple(Phase.from_groups(4, [pair]) for pair in ([0, 1], [2, 3]))
     return StaticGroups(phases=GroupPhases(phases), **members)
 
@@ -233,11 +233,11 @@ def test_row_access_is_required_unless_links_are_free():
     free = simulate(schedule(AllReduce()), compute=TIMES, num_rounds=3)
     assert free.makespan == pytest.approx(0.12)
     assert np.array_equal(free.communicating(), np.zeros(4))
-    with pytest.raises(InputError, match=r"does not say how much of 'words\.weight' a step touches"):
-        simulate(schedule(AllReduce()), HARDWARE)
-    with pytest.raises(InputError, match=r"names 'other'; tables of schedule 's' are 'words\.weight'"):
-        simulate(schedule(AllReduce()), HARDWARE, touched=TOUCHED | {"other": TOUCHED["words.weight"]})
-    with pytest.raises(InputError, match="tables of schedule 's' are none"):
-        simulate(Schedule("s", CLUSTER, AllReduce()), HARDWARE, touched=TOUCHED)
-    with pytest.raises(MissingDependencyError, match="has no tables with strategy 'server'; take allreduce"):
-        simulate(schedule(Server()), HARDWARE, touched=TOUCHED)
+    unknown = TOUCHED | {"other": TOUCHED["words.weight"]}
+    for error, words, simulated, touched in (
+        (InputError, r"does not say how much of 'words\.weight' a step touches", schedule(AllReduce()), None),
+        (InputError, r"names 'other'; tables of schedule 's' are 'words\.weight'", schedule(AllReduce()), unknown),
+        (InputError, "tables of schedule 's' are none", Schedule("s", CLUSTER, AllReduce()), TOUCHED),
+        (MissingDependencyError, "has no tables with strategy 'server'; take allreduce", schedule(Server()), TOUCHED),
+    ):
+        check_error(error, words, simulate, simulated, HARDWARE, touched=touched)

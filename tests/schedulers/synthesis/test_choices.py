@@ -1,4 +1,4 @@
-"""What schedules are put together from: groups and blocks with their costs, meetings and classes, against `topo`."""
+"""Building blocks of schedules: groups and blocks with costs, meetings and classes, against `topo`."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -55,7 +55,7 @@ CHOICES = {
 
 
 def random_phases(choices, rng, count):
-    """Phases of blocks that share no worker."""
+    """Yield phases of disjoint blocks."""
     for _ in range(count):
         chosen, taken = [], set()
         for b in rng.permutation(len(choices.blocks))[: int(rng.integers(1, 40))].tolist():
@@ -113,7 +113,7 @@ STEPS += [("explicit 3,2", (1, 1, 1, 3, 3)), ("explicit 3,2", (2,) * 5)]
 
 @pytest.mark.parametrize(("name", "steps"), STEPS)
 def test_compositions_have_the_metrics_of_their_schedules(name, steps):
-    """The small matrices of classes and sums over pieces against `topo.metrics` and `topo.timing`."""
+    """Class matrices and sums over pieces against `topo.metrics` and `topo.timing`."""
     choices, rng = CHOICES[name], np.random.default_rng(5)
     full = choices.everybody()
     phases = ((), *dict.fromkeys(random_phases(choices, rng, 4)), full)
@@ -128,7 +128,7 @@ def test_compositions_have_the_metrics_of_their_schedules(name, steps):
 
 @pytest.mark.parametrize(("name", "steps"), STEPS)
 def test_exchanged_periods_have_the_metrics_of_their_schedules(name, steps):
-    """The small matrices of classes against `topo.metrics`."""
+    """Class matrices against `topo.metrics`."""
     exchanges, rng = random_exchanges(name, steps)
     table = rng.integers(0, len(exchanges.phases), (8, 5))
     found = exchanges.distances(table, Clock(seconds=1e6))
@@ -171,7 +171,7 @@ def test_exchanges_improve_the_front_within_the_limits(limits):
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_step_seconds_match_the_cycle_times(name):
-    """Rounds whose groups share no workers overlap, where so few are distinguished; else all wait for all."""
+    """Rounds with disjoint groups overlap if few ranks are distinguished; otherwise every round is a barrier."""
     hardware = replace(LINKS["an uplink"] if name == "explicit 4,2,1" else HARDWARE, compute=0.05)
     asked = CHOICES[name].problem
     choices = replace(CHOICES[name], problem=replace(asked, cluster=replace(asked.cluster, hardware=hardware)))
@@ -234,7 +234,7 @@ def test_schedule_names_describe_their_phases():
     assert few.schedule(((inside,), (everybody,)), (1,) * 4).name == "node-every-2-all-every-2"
 
 
-# Switches: which clusters rules fit, radices that say racks, bounds and phases that know uplinks
+# Switches: clusters with rules, radices of racks, bounds and phases with uplinks
 
 
 BYTES = Hardware(inside=Link.of_bandwidth(10.0), nic=Link.of_bandwidth(5.0), model_bytes=10)
@@ -287,7 +287,7 @@ def test_whole_racks_are_among_the_explicit_groups():
     ],
 )
 def test_crossing_bound_is_a_lower_bound_of_connected_schedules(cluster):
-    """Averaging in pairs along a tree connects everybody; nothing connected communicates less than the bound."""
+    """No connected schedule communicates less than the bound."""
     asked = Problem(cluster=cluster, limits=Limits(max_period=1))
     bound = crossing_bound(asked)
     assert bound == pytest.approx(10 / 1.0), "a pair across the thin uplink"
@@ -305,7 +305,7 @@ def test_hierarchy_levels_follow_the_switches():
 
 
 def test_cross_rack_groups_cost_more_at_equal_mixing():
-    """Two rule phases that differ in one digit of radix 2 mix equally; the one inside racks is the cheaper."""
+    """Two rule phases that differ in one digit of radix 2 mix equally; the one inside racks is cheaper."""
     asked = Problem(cluster=in_racks("4x2", (0, 1), (2, 3)))
     across, within = (rule_blocks(asked).cost((Block((0,), (digit,)),)) for digit in range(2))
     assert across == pytest.approx(2 * 10 / 1.0), "two pairs share each uplink"

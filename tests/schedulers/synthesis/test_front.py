@@ -1,4 +1,4 @@
-"""The search's answers: the worked example, limits that it keeps, limits that nothing keeps."""
+"""Results of the search: the worked example, feasible limits, infeasible limits."""
 
 from dataclasses import replace
 
@@ -64,13 +64,8 @@ def test_uneven_speeds_use_proportional_steps_per_round():
     assert worker_steps >= {1, (2, 2, 2, 1, 1)}
     assert {one.schedule.strategy.steps_per_round for one in front.candidates[1:3]} == {1, (2, 2, 2, 1, 1)}, "in turns"
     quickest = min(front.candidates, key=lambda c: cycle_time(c.schedule, hardware).per_step)
-    assert quickest.schedule.strategy.steps_per_round == (
-        2,
-        2,
-        2,
-        1,
-        1,
-    )  # none waits for the slow workers' first step
+    # No worker waits for the first step of a slow one.
+    assert quickest.schedule.strategy.steps_per_round == (2, 2, 2, 1, 1)
 
 
 def test_same_seed_and_effort_give_the_same_front(capfd):
@@ -89,7 +84,7 @@ def test_candidate_names_are_unique():
 
 
 def test_interrupt_returns_the_candidates_found_so_far(monkeypatch):
-    """Ctrl-C while the second kind of groups is decided: what the first gave is the answer, and the clock is over."""
+    """Ctrl-C during the second kind of groups returns the candidates of the first, and ends the clock."""
     asked = problem("2x2")
     explore, reached = front_module.Exploration.explore, []
 

@@ -1,4 +1,4 @@
-"""Schedules decided by CP-SAT: status, bound, verdict, what they keep, and that small ones are the best of all."""
+"""Schedules found by CP-SAT: status, bound, verdict, limits, and optimality of small ones."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -53,7 +53,7 @@ def test_grids_and_cubes_attain_the_bound(shape, largest, num_phases, value):
     ],
 )
 def test_optimum_matches_exhaustive_search(shape, hardware, limits):
-    """Every period of all partitions of four workers is tried by code that shares nothing with the search."""
+    """Every period of all partitions of four workers is enumerated by code that shares nothing with the search."""
     asked = problem(shape, hardware, **limits)
     every = all_schedules(asked.cluster, AllReduceAlgorithm.RING, asked.limits.max_period)
     kept = np.isfinite(every.consensus_distance)
@@ -106,7 +106,7 @@ def test_smallest_feasible_budget_is_found():
     least = 2 * every.communication[kept].min()
     found = decide(choices, 2, budget=least * 1.001)
     assert sum(map(choices.cost, found.phases)) == pytest.approx(least, rel=2e-3)
-    # A thousandth below is too little, for certain.
+    # A budget smaller by a thousandth is infeasible.
     assert decide(choices, 2, budget=least * 0.999) == ((), np.inf)
 
 
@@ -147,7 +147,7 @@ def test_rules_keep_their_limits():
         assert len(ranks) == len(set(ranks))
 
 
-# Before CP-SAT chose groups, the listed phases held none that keeps these limits, and the answer was "unknown".
+# Before CP-SAT chose groups, no listed phase kept these limits, and the status was "unknown".
 @pytest.mark.parametrize(
     ("shape", "hardware", "limits"),
     [
@@ -194,7 +194,7 @@ def test_limits_hold_on_the_whole_front(shape, hardware, limits):
 
 
 def test_disconnected_phase_pairs_are_cut_until_consensus():
-    """Two phases of pairs inside {0, 1} and {2, 3} alone never agree, however little they leave."""
+    """Two phases of pairs inside {0, 1} and {2, 3} never reach consensus."""
     choices = explicit_groups(problem("2,2", THIN, max_group=2))
     found = decide(choices, 2)
     joined = {frozenset(pair) for phase in found.phases for block in phase for pair in combinations(block.local, 2)}

@@ -1,6 +1,6 @@
-"""A short slice of the forgery campaign: entries and schedules are corrupted, hashes recomputed; no lie is confirmed.
+"""A short forgery campaign: entries and schedules are corrupted, hashes recomputed; no false claim is confirmed.
 
-`python -m benchmarks.forgery --attempts 100000` is the whole.
+`python -m benchmarks.forgery --attempts 100000` runs the full campaign.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from partreduce.verify import checker
 
 @pytest.mark.parametrize("attempts", [1000, pytest.param(6000, marks=pytest.mark.slow)])
 def test_forgery_campaign_confirms_only_true_claims(attempts):
-    """The oracle refuses false claims as well: of claims moved to other schedules most are false."""
+    """The oracle also refuses false claims; most claims moved to other schedules are false."""
     tally = run(attempts, seed=7)
     assert not tally.false
     assert not tally.refused_honest

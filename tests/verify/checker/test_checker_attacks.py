@@ -1,6 +1,6 @@
-"""Forged and hostile certificates against the stand-alone checker: none accepted, no hang, traceback or gigabyte.
+"""Forged and hostile certificates against the standalone checker: refused without hang, traceback or a gigabyte.
 
-Every attack runs the program itself on files, under a limit on memory and time. The hashes are those of the schedule.
+Every attack runs the program on files under memory and time limits. The certificates carry the correct hashes.
 """
 
 import json
@@ -19,7 +19,7 @@ PROGRAM = Path(checker.__file__).parent
 
 
 def run(tmp_path, raw, forged):
-    """Exit status and output of the program; the files may be given as bytes."""
+    """Return exit status and output of the program; files are given as values or bytes."""
     names = []
     for name, content in (("certificate", forged), ("schedule", raw)):
         names.append(tmp_path / f"{name}.json")
@@ -139,7 +139,7 @@ HOSTILE = {
     "a gap of two billion workers": (document(MANY, 1, **BIG_LINE["strategy"] | {"sync": {"iteration_gap": {}}}), 65),
     "a worker in two groups of 400001 workers": (DOUBLE, 1),
 }
-"""Schedules that ask for gigabytes or hours, with the exit status of the program."""
+"""Schedules that would need gigabytes or hours, with the exit status of the program."""
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -1,4 +1,4 @@
-"""Every inequality and premise of the checker's claims, with data that is just true and data that is just false."""
+"""Boundary cases: every inequality and premise of the checker's claims, barely satisfied and barely violated."""
 
 import pytest
 
@@ -12,13 +12,13 @@ def test_boundary_values_are_accepted_or_refused(edge):
     assert check_entry(*edge.true) is None
     refusal = check_entry(*edge.false) or "accepted"
     assert edge.says in refusal
-    assert refusal.startswith(("claims[0] (", "schedule")), "it names the place"
+    assert refusal.startswith(("claims[0] (", "schedule")), "the refusal names the place"
     assert "None" not in refusal
     assert "is null" not in refusal
 
 
 def other(value):
-    """What cannot stand there, and the place in the value where it stands."""
+    """Yield malformed variants of a value, each with the place of the change."""
     if isinstance(value, list):
         yield from ((wrong, "") for wrong in ("x", [], 7) if wrong != value)
         for number in {0, len(value) - 1} if value else ():

@@ -1,4 +1,4 @@
-"""The checker reads and refuses what the loader does: the same canonical hash, or no schedule for either."""
+"""Checker and loader accept the same documents, with the same canonical hash."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def test_loader_and_checker_agree_on_corrupted_documents(documents):
 
 
 def gap_document(draw):
-    """A weighted graph with any setting of a gap."""
+    """Return a weighted graph with random iteration-gap settings."""
     n = draw.randrange(2, 6)
     pairs = sorted({(u, v) for u in range(n) for v in range(n) if u != v and draw.random() < 0.45})
     number = Counter(v for _, v in pairs)
@@ -76,12 +76,12 @@ def test_loader_and_checker_agree_on_boundary_values(edge):
     assert not agree(edge.false[0])
     said = refusal(edge.false[0])
     assert edge.says in said
-    assert said.startswith(("schedule", "cluster", "strategy", "failure_plan")), "it names the place"
+    assert said.startswith(("schedule", "cluster", "strategy", "failure_plan")), "the refusal names the place"
     assert "None" not in said
 
 
 def everything(**strategy):
-    """A schedule in which these members stand."""
+    """Return a schedule with these strategy members."""
     return written(document(4, 2, **strategy))
 
 
@@ -113,11 +113,11 @@ WHOLE = (
         sync={"iteration_gap": {"max_ig": 4, "notify_ack": True}}),
     {**everything(kind="allreduce"), "cluster": {"nodes": [[0, 2], [1]]}, "certificate": {"x": 1}},
 )  # fmt: skip
-"""Schedules in which every member stands that the checker reads."""
+"""Schedules that together contain every member the checker reads."""
 
 
 def forms(schema):
-    """A schema, or the alternatives that it has, without references."""
+    """Return the alternatives of a schema with references resolved."""
     if "$ref" in schema:
         return forms(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]])
     listed = schema.get("anyOf", schema.get("oneOf"))
@@ -125,7 +125,7 @@ def forms(schema):
 
 
 def just_in_and_out(schema):
-    """Values at the edges of what a schema allows, on both sides, and some of other types."""
+    """Yield boundary values of a schema from both sides, and values of other types."""
     yield from (None, True, 0, 1, "x", "3/2", "4/2", "03/2", "", 1.5, [], {}, [[]], {"x": 1})
     for form in forms(schema):
         yield from form.get("enum", [form["const"]] if "const" in form else [])
@@ -136,7 +136,7 @@ def just_in_and_out(schema):
 
 
 def changes(value, schema, at=""):
-    """(place, the value changed there) for all that a schema says of it, and of the first item of every list."""
+    """Yield (place, value changed there) for every schema constraint, and for the first item of every list."""
     yield from ((at, other) for other in just_in_and_out(schema))
     if "default" in schema:
         yield at, schema["default"]
@@ -159,7 +159,7 @@ READ = {
         form for form in SCHEMA["properties"]["strategy"]["anyOf"] if form["properties"]["kind"]["const"] in KINDS
     ]}},
 }  # fmt: skip
-"""The schema without the kinds whose groups are decided as a job runs."""
+"""The schema without the kinds that form groups at run time."""
 
 
 def fits(value, form):
@@ -181,7 +181,7 @@ def test_schema_loader_and_checker_agree_on_every_member(number):
 
 
 def test_mutations_cover_every_schema_member():
-    """Of every closed object all members, of every list its items, of every choice each word."""
+    """All members of closed objects, items of lists and words of enumerations are mutated."""
     places = {re.sub(r"\[0\]", "[]", place) for raw in WHOLE for place, _ in changes(raw, READ)}
     for form in forms(READ["properties"]["strategy"]):
         assert {f".strategy.{name}" for name in form["properties"]} <= places
@@ -263,7 +263,7 @@ def test_checker_limits_gap_graphs_to_2_20_workers():
 
 
 def factors_over(bits):
-    """Factors of coprime odd denominators, whose product has so many bits."""
+    """Return factors with coprime odd denominators whose product has `bits` bits."""
     product, denominators = 1, []
     for prime in sympy.primerange(3, 500):
         power = prime ** int(64 / math.log10(prime))
@@ -298,7 +298,7 @@ def test_loader_and_checker_agree_on_fraction_syntax(relaxation, reads):
 
 
 def nest(depth):
-    """So many objects in one another."""
+    """Return `depth` nested objects."""
     return '{"x":' * (depth - 1) + "{}" + "}" * (depth - 1)
 
 

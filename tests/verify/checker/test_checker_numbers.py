@@ -1,4 +1,4 @@
-"""The checker's arithmetic by itself: where a bound begins to be accepted, and that it is never one that is false."""
+"""The checker's arithmetic: the smallest accepted bounds, which are never below the true value."""
 
 import random
 from collections import Counter
@@ -59,7 +59,7 @@ def least(accepted, low, high):
     ],
 )
 def test_semidefinite_check_counts_every_remainder_without_spare_bits(monkeypatch, matrix, holds):
-    """Without spare bits and shift each remainder counts, which those of 60 bits never do."""
+    """Without spare bits and shift every remainder decides; with 60 bits none does."""
     monkeypatch.setattr(linear_algebra, "FACTOR_BITS", 0)
     monkeypatch.setattr(linear_algebra, "SHIFT_BITS", 1000)
     assert accepts(linear_algebra.confirm_semidefinite, matrix, "here", Work("here")) == holds
@@ -75,7 +75,7 @@ def test_indefinite_matrix_is_refused_with_its_place(monkeypatch):
 
 
 def test_semidefinite_check_accepts_margins_from_the_shift():
-    """[[1, x], [x, 1]] · 2^50: accepted for x up to about 1 − 2⁻⁴⁵."""
+    """[[1, x], [x, 1]] · 2^50 is accepted for x up to about 1 − 2⁻⁴⁵."""
     size = 2**50
     off = least(
         lambda x: not accepts(linear_algebra.confirm_semidefinite, [[size, x], [x, size]], "here", Work("here")),
@@ -98,7 +98,7 @@ def test_semidefinite_check_accepts_margins_from_the_shift():
     ],
 )
 def test_norm_check_with_few_bits(monkeypatch, rows, squared, holds):
-    """Where one unit decides, which it never does of 32 bits."""
+    """With so few bits one unit decides; with 32 bits it never does."""
     monkeypatch.setattr(linear_algebra, "NORM_BITS", 0)
     assert accepts(linear_algebra.confirm_norm, Fraction(squared), rows, 1, "here", Work("here")) == holds
 
@@ -108,7 +108,7 @@ def test_norm_check_with_few_bits(monkeypatch, rows, squared, holds):
     (identity(9), 1, 3726),
 ])  # fmt: skip
 def test_smallest_accepted_norm_bounds(rows, true, over):
-    """Pinned, in units of 10⁻¹²: a factor that allows for less than these is not the one that was proved."""
+    """Pinned in units of 10⁻¹²: a smaller margin is not covered by the proof of the method."""
 
     def holds(units):
         return accepts(linear_algebra.confirm_norm, Fraction(units, 10**12), rows, 1, "here", Work("here"))
@@ -146,7 +146,7 @@ def test_pivots_have_the_signs_of_eigenvalues():
         assert float(product) == pytest.approx(np.prod(values), rel=1e-6)
 
 
-# Steady states: whatever data a certificate brings, no bound below the metric
+# Steady states: no certificate data yields a bound below the metric
 
 
 def test_too_small_covariance_is_refused():
@@ -237,11 +237,11 @@ def test_work_is_counted_up_to_its_limit():
 
 
 def test_counted_cost_of_every_check_is_pinned(monkeypatch):
-    """The answer "too large" is the same on every machine, so what is counted is part of the answer."""
+    """The verdict "too large" must not depend on the machine, so the counted work is part of the interface."""
     spent = Counter()
 
     def spend(self, amount):
-        assert self.place, "named in the answer"
+        assert self.place, "the place is printed"
         spent[name] += amount
 
     monkeypatch.setattr(Work, "spend", spend)
@@ -305,7 +305,7 @@ def test_rule_with_uneven_steps_per_round_expands_to_groups():
 
 
 def added_bits(monkeypatch, module, compute, *arguments):
-    """Return by how many bits each step lengthens integers at most, as `module` states to the product of a period."""
+    """Return the growth bits per step that `module` passes to the product of a period."""
     listed = []
 
     def multiply(size, steps, work):

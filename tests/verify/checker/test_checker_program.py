@@ -1,6 +1,6 @@
-"""What the checker's program reads and answers: of every rule a file that breaks it, and one that just does not.
+"""Input and output of the checker program: for every rule a file that violates it, and one that barely does not.
 
-The program runs in this process; `test_checker_attacks.py` starts it as strangers do.
+The program runs in this process; `test_checker_attacks.py` starts it as a subprocess.
 """
 
 import io
@@ -22,7 +22,7 @@ RATE = rate("pivots", "1/4")
 
 
 def answer(capsys, folder, one, other, *options):
-    """Exit status and lines of the program; files as values or as text."""
+    """Return exit status and output lines of the program; files are given as values or bytes."""
     paths = folder / "certificate.json", folder / "schedule.json"
     for path, content in zip(paths, (one, other), strict=True):
         path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
@@ -62,7 +62,7 @@ def test_malformed_certificates_are_refused(changed, status, says, tmp_path, cap
 
 
 def with_workers(text):
-    """A certificate in which that stands for the number of workers."""
+    """Return a certificate with `text` as the number of workers."""
     return json.dumps(certificate(HALF, RATE)).replace('"num_workers": 2', f'"num_workers": {text}').encode()
 
 
@@ -154,7 +154,7 @@ def test_failed_write_of_the_output_exits_with_65(place, tmp_path):
 
 
 def test_each_claim_is_flushed_once_confirmed(tmp_path, capsys, monkeypatch):
-    """A user that ends a long check has what held so far."""
+    """A user who stops a long check has the claims confirmed so far."""
 
     class Pipe(io.StringIO):
         seen = ()

@@ -1,4 +1,4 @@
-"""What is stated without a certificate: the checker computes it, the prover says all of it, and it is true."""
+"""Facts, claims without a certificate: checker and prover state the same facts, and they are true."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ STATED = {Status.FACT, Status.FOLLOWS}
 
 
 def compute_facts(raw):
-    """Of a document, every fact that the checker states, as name → (whether it follows from rules, its numbers)."""
+    """Return the checker's facts about a document as name → (whether it follows from rules, its numbers)."""
     return {fact.name: (fact.follows, fact.numbers) for fact in checker.facts(read(raw))}
 
 
 def prove_facts(schedule):
-    """The same, as the prover says."""
+    """Return the prover's facts in the same form."""
     claims = [claim for claim in prove(schedule).claims if claim.status in STATED]
     return {claim.claim: (claim.status is Status.FOLLOWS, json.loads(json.dumps(claim.numbers))) for claim in claims}
 
 
 def same_text(facts, others):
-    """Whether all numbers are the same, 3 and 3.0 distinguished, in the same order."""
+    """Whether all numbers are equal, with 3 and 3.0 distinguished."""
     return json.dumps(facts, sort_keys=True) == json.dumps(others, sort_keys=True)
 
 
@@ -86,7 +86,7 @@ def test_facts_of_explicit_groups_on_uneven_nodes_are_true():
 
 
 def cut(workers, draw, least=2):
-    """Some workers in groups of `least` or more; fewer that are left at the end stand in none."""
+    """Return random groups of `least` or more workers; a smaller remainder is in no group."""
     groups_, left = [], list(workers)
     while len(left) >= least:
         size = min(draw.randint(least, 4), len(left))
@@ -96,7 +96,7 @@ def cut(workers, draw, least=2):
 
 
 def reach(rounds):
-    """Of `staleness` in synchronous rounds."""
+    """Return the numbers of `staleness` in synchronous rounds."""
     return {"late": 0, "steps": 0, "reach": rounds, "age": rounds - 1, "age_steps": rounds - 1}
 
 
@@ -123,19 +123,19 @@ def gradient_buckets(of_worker, of_node, in_flight=1, parts=1):
 
 
 def pair_then_all(**options):
-    """Two nodes of two: a pair of neighbors, then all."""
+    """Return a schedule on two nodes of two: one local pair, then all."""
     return document(2, 2, kind="static", phases=[[{"group": [0, 1]}], [{"group": [0, 1, 2, 3]}]], **options)
 
 
 def in_stages(raw, group, **transport):
-    """A group, then all, with a second communicator for whatever int8 does not sum in stages."""
+    """Return a group, then all, with a second communicator for groups that int8 does not sum in stages."""
     raw["strategy"]["phases"] = [[{"group": group}], [{"group": list(range(6))}]]
     raw["strategy"]["transport"] = {"codec": "int8", "algorithm": "hierarchical", **transport}
     return raw
 
 
 def blocks_staged(*blocks):
-    """Six nodes of two, by two digits."""
+    """Return a two-digit rule on six nodes of two."""
     return rule([2, 3], 2, *([block] for block in blocks), transport={"codec": "int8", "algorithm": "hierarchical"})
 
 
@@ -144,7 +144,7 @@ def on_nodes(*nodes):
 
 
 def on_strides(*nodes):
-    """A gathered table of workers that lie apart."""
+    """Return a gathered table on nodes with interleaved ranks."""
     payload = {"tables": [{"parameter": "t", "rows": 6, "columns": 2, "way": "gather"}], "local_aggregation": False}
     return {**document(1, 1, kind="allreduce", payload=payload), "cluster": {"nodes": list(nodes)}}
 
@@ -175,14 +175,14 @@ BY_HAND = [
     (groups(3, [([0, 1, 2], "3/2")]), "doubly-stochastic", {"smallest_weight": "0"}),
     (groups(3, [([0, 1, 2], "8/5")]), "unit-sums", {"smallest_weight": "-1/15"}),
     (graph(2, [(0, 1, "1/2")]), "end", {"steps": 2, "behind": -1}),
-    # who has met whom
+    # which workers have averaged with each other
     (groups(2, [([0, 1], 0)], [[0, 1]]), "staleness", reach(2)),
     (groups(2, [([0, 1], 0)]), "staleness", None),
     (rule([2], 2, [([0], [0])]), "staleness", None),
     (rule([2, 2], 2, *([block] for block in ABOUT)), "staleness", reach(6)),
     (rule([2] * 3, 2, *[APART, TOGETHER] * 2, [([0, 1], [2])]), "staleness", reach(5)),
     (graph(2, [(0, 1, 0), (1, 0, "1/2")]), "end", {"steps": 2, "behind": -1}),
-    # what is held, and how it is rounded
+    # memory and rounding
     (groups(3, [[0, 1]], averaging="step-normalized"), "memory", memory(1, 1, 1, 2)),
     (pair_then_all(transport={"codec": "int8", "algorithm": "hierarchical"}), "codec-error",
         rounding(50935427, 2**32, 2**116, 3)),
@@ -192,13 +192,13 @@ BY_HAND = [
         rounding(33891131, 2**32, 2**116, 2)),
     (blocks_staged(([0], [0]), ([0, 1], [0, 1])), "memory", memory(3, 13, 2, 2)),
     (rule([2], 2, [([0], [], "1/10")], [([0, 1], [])]), "doubly-stochastic", {"smallest_weight": "1/2"}),
-    # turns of fragments
+    # fragments, one after another
     (document(1, 2, kind="allreduce", steps_per_round=7, payload={"fragments": 3}), "fragments",
         turns(3, 7, 2, 0, 7, equal=True)),
     (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 2},
         sync={"merge": {"steps": 3, "alpha": "1/2"}}),
         "fragments", turns(2, 9, 4, 3, 12, equal=False)),
-    # of one group that is not all, and of all in one round of two: no age, as of other groups
+    # groups that are not global in every round have no age
     *(
         (groups(3, *phases, steps_per_round=4, payload={"fragments": 2}), "fragments",
             turned_in_groups(2, 4, 2, 0, period))
@@ -251,7 +251,7 @@ JUST_SO = [
     *((document(4, 1, kind="allreduce", steps_per_round=2, transport=SCALED | {"block": block}), "sent-bytes",
         gradient_buckets(sent, sent, in_flight)) for block, sent, in_flight in ((1, "15/8", "5/4"), (2, "9/8", 1))),
 ]  # fmt: skip
-"""What was once stated wrongly, and its neighbors."""
+"""Facts that were once wrong, and similar cases."""
 
 
 @pytest.mark.parametrize(("raw", "name", "numbers"), [
@@ -268,7 +268,7 @@ def test_facts_match_manual_calculation(raw, name, numbers):
 
 
 def test_claims_list_their_assumptions_about_the_program():
-    """By the prover, in text and JSON, and by the checker; what follows from rules supposes that these are obeyed."""
+    """The prover prints them in text and JSON; facts that follow from rules have none."""
     seen = set()
     for schedule in SCHEDULES.values():
         for claim in prove(schedule).claims:
@@ -290,7 +290,7 @@ def test_checker_prints_assumptions_and_before_failure_marks(tmp_path, capsys):
         assert f"membership: proved{until}" in lines
         assert f"assumed for membership: {ASSUMED['membership']}" in lines
         assert any(line.startswith(f"memory: fact{until}: groups") for line in lines)
-        assert f"consensus: proved{until}" in lines, "of survivors that is another claim"
+        assert f"consensus: proved{until}" in lines, "for survivors a separate claim"
         assert ("survives: proved" in lines) == bool(until)
         assert (f"assumed for survives: {ASSUMED['survives']}" in lines) == bool(until)
 
@@ -298,7 +298,7 @@ def test_checker_prints_assumptions_and_before_failure_marks(tmp_path, capsys):
 @pytest.mark.parametrize("factors", [["1/2"], ["1/2", 1], ["3/4", "1/3"]])
 @pytest.mark.parametrize("lr", ["1/10", "3/2", "9/4"])
 def test_updates_reach_all_workers_through_relaxed_outer_steps(factors, lr):
-    """A unit that worker 0 adds, followed through rounds of all: x ← x + t·(a − x), a the shared outer parameters."""
+    """Follow a unit update of worker 0 through global rounds: x ← x + t·(a − x), a the shared outer parameters."""
     schedule = compute_facts(groups(3, *([([0, 1, 2], t)] for t in factors), payload={"outer": {"lr": lr}}))
     assert schedule["staleness"][1]["age"] == 0
     for begin in range(len(factors)):
@@ -339,9 +339,9 @@ def test_overlapping_groups_have_no_facts():
 
 
 def test_counted_cost_of_facts_is_pinned(monkeypatch):
-    """Which facts are left out is the same on every machine, so what is counted is part of the answer.
+    """Which facts are omitted must not depend on the machine, so the counted work is part of the interface.
 
-    Of a gap the first fact pays for the bounds of all.
+    The first fact of a gap pays for the bounds of all.
     """
     spent = Counter()
     monkeypatch.setattr(Work, "spend", lambda self, amount: spent.update({self.place: amount}))
@@ -361,7 +361,7 @@ def test_too_expensive_facts_lose_their_numbers(monkeypatch):
 
 
 def two_triangles(across, **gap):
-    """Workers 0, 1, 2 hear one another, and so do 3, 4, 5; each also hears one worker of the others."""
+    """Return two triangles, 0 1 2 and 3 4 5, whose workers also receive from one worker of the other triangle."""
     inside = [(s, t, "1/8") for a in (0, 3) for s in range(a, a + 3) for t in range(a, a + 3) if s != t]
     edges = [*inside, *((s, (s + 3) % 6, across) for s in range(6))]
     return graph(6, edges, sync={"iteration_gap": {"max_ig": 2, **gap}})
@@ -370,12 +370,12 @@ def two_triangles(across, **gap):
 @pytest.mark.parametrize(
     ("raw", "holds"),
     [
-        (two_triangles("1/8", backup=[1, 1, 1, 0, 0, 0]), True),  # only the first can do without the others
+        (two_triangles("1/8", backup=[1, 1, 1, 0, 0, 0]), True),  # only the first triangle is independent
         (two_triangles("1/8", backup=1), False),
         (two_triangles("1/8", backup=[1, 0, 0, 0, 0, 0], weights="graph"), True),
         (two_triangles("0", backup=[1, 0, 0, 0, 0, 0], weights="graph"), False),
         (two_triangles("0", backup=[1, 0, 0, 0, 0, 0], weights="uniform"), True),
-        (two_triangles("3/4", backup=[1, 0, 0, 0, 0, 0], weights="graph"), False),  # none keeps anything
+        (two_triangles("3/4", backup=[1, 0, 0, 0, 0, 0], weights="graph"), False),  # no positive self-weight
         (two_triangles("3/4", backup=[1, 0, 0, 0, 0, 0], weights="uniform"), True),
     ],
 )

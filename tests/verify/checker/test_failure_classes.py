@@ -1,4 +1,4 @@
-"""Classes of failures: symmetries keep every group, and failures of one pattern are mapped to one another."""
+"""Classes of failures: symmetries keep every group and map failures of one pattern to each other."""
 
 import json
 from dataclasses import replace
@@ -84,7 +84,7 @@ def test_failures_share_a_pattern_exactly_if_symmetric(name):
 
 @pytest.mark.parametrize("name", ["figure 10", "three digits", "pairs of both"])
 def test_patterns_of_four_failures_imply_symmetry(name):
-    """Two equivalent ones may have two patterns: where in one digit two pairs are equal, and in another two others."""
+    """Equivalent failures may have different patterns: one digit pairs them one way, another digit the other way."""
     square = StaticGroups(phases=RulePhases((3, 3), ((Block((0,), (0,)),), (Block((0,), (1,)),))))
     schedule = {**SCHEDULES, "pairs of both": Schedule("square", Cluster.regular(9, 1), square)}[name]
     symmetries, n, swaps = _symmetries(schedule), schedule.num_workers, _exchanges(schedule)
@@ -132,7 +132,7 @@ def test_all_reduce_plan_lists_no_classes():
 
 
 def test_class_count_of_figure_10_is_independent_of_size():
-    """Local ranks 0 and 1 are of their own kinds; 2 and 3 stand in blocks of their own in phase 2."""
+    """Local ranks 0 and 1 are kinds by themselves; 2 and 3 are in different blocks in phase 2."""
     small, large = (_symmetries(build("prague-figure-10", Cluster.regular(m, 4))) for m in (8, 250_000))
     for count in (1, 2):
         kinds = [[divmod(w, 4)[1] for w in failed] for failed in _of_size(small, count)]
@@ -141,7 +141,7 @@ def test_class_count_of_figure_10_is_independent_of_size():
 
 
 def test_rule_on_the_same_number_of_nodes_is_unchanged():
-    """Not one of other radices: the factors 3, 2, 2 of 12 would be radices 3, 4 here."""
+    """Its radices stay; a new factorization of 12 would give 3, 4."""
     rule = of_rule("rule", Cluster.regular(12, 2), (4, 3), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),)))
     read = checker.read_schedule(json.loads(json.dumps(dump_schedule(rule))))
     assert survives.on_nodes(read, 12) is read

@@ -1,4 +1,4 @@
-"""Neighbors that keep a gap: what a setting allows, as prover and checker say it, and the program of the checker."""
+"""Facts about iteration gaps from prover and checker, and the standalone checker program."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def test_too_expensive_search_is_refused():
 
 @pytest.mark.parametrize("name", ["a copy of version-1.0", "json"])
 def test_checker_folder_runs_standalone_under_any_name(tmp_path, name):
-    """Also next to files, and with files in it, that are called like modules of the standard library."""
+    """Also with files next to it and in it that shadow modules of the standard library."""
     shutil.copytree(CHECKER, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for stranger in ("fractions.py", "random.py", "refusal.py", f"{name}/hashlib.py"):
         (tmp_path / stranger).write_text("raise ImportError('a stranger was imported')")
@@ -64,7 +64,7 @@ def test_checker_runs_as_a_module_without_warnings():
     assert result.stdout.startswith("unreadable: usage: ")
 
 
-# Claims about neighbors that keep a gap: proved as a setting allows, confirmed by the checker, refused elsewhere
+# Iteration-gap claims: proved as the setting allows, confirmed by the checker, refused elsewhere
 
 
 MATRICES = {"doubly-stochastic", "contraction", "consensus-distance"}
@@ -91,7 +91,7 @@ def ring_based_16(gap):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_settings_of_the_hop_paper_are_proved_and_confirmed(name):
-    """Hop's graph of 16 workers: essentials hold; the mean is a property, and without consensus a file is refuted."""
+    """On Hop's graph of 16 workers essential claims hold except consensus with backup workers."""
     gap = PAPER[name]
     schedule = ring_based_16(gap)
     proof = prove(schedule)
@@ -118,7 +118,7 @@ def test_settings_of_the_hop_paper_are_proved_and_confirmed(name):
 
 
 def test_lossy_gap_settings_have_no_matrix_claims():
-    """What holds of the same graph in synchronous rounds is refused, claim by claim."""
+    """Claims that hold for the same graph in synchronous rounds are refused one by one."""
     plain = Schedule(
         "kept", Cluster.regular(16, 1), NeighborAveraging(rounds=ring_based_16(IterationGap()).strategy.rounds)
     )
@@ -132,7 +132,7 @@ def test_lossy_gap_settings_have_no_matrix_claims():
 
 @pytest.mark.parametrize("weight", [Fraction(1), Fraction(-1, 3)])
 def test_non_averaging_weights_are_not_proved_with_backup_workers(weight):
-    """With all updates there, what differs is multiplied by -2 (weight 1) or 2 (weight -1/3) in every step."""
+    """With all updates, every step multiplies differences by -2 (weight 1) or 2 (weight -1/3)."""
     edges = [(u, v, weight) for u in range(3) for v in range(3) if u != v]
     rounds = Round.from_edges(3, edges)
     assert prove(keeping_a_gap(rounds, IterationGap(max_ig=3, backup=1), 3)).verdict is Status.NOT_PROVED
@@ -141,7 +141,7 @@ def test_non_averaging_weights_are_not_proved_with_backup_workers(weight):
 
 
 def closed_pairs(sources, spare):
-    """Two disjoint sets that can close themselves, by trying all sets."""
+    """Return all pairs of disjoint closed sets by trying all sets."""
     n = len(sources)
     closed = [
         set(members)
@@ -153,7 +153,7 @@ def closed_pairs(sources, spare):
 
 
 def test_two_closed_sets_matches_exhaustive_search():
-    """What the checker finds, and what the prover finds quickly, against all sets of all workers."""
+    """The checker's search and the prover's faster one against all sets of workers."""
     rng = random.Random("closing sets")
     answers = {True: 0, False: 0}
     for _ in range(120):

@@ -1,4 +1,4 @@
-"""Configurations of covering arrays: every property holds, bugs die in them, and folding keeps one of each orbit."""
+"""Configurations of covering arrays: properties hold, seeded bugs fail, and folding keeps one state per orbit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,7 @@ def freeing_all(original, state, ended):
 
 
 def in_its_generation(original, state, *arguments):
-    """The same outcome in the generation of the state before."""
+    """Return the same outcome with the generation of the previous state."""
     after, actions = original(state, *arguments)
     sent = (
         replace(a, message=replace(a.message, generation=state.generation)) if isinstance(a, Send) else a
@@ -69,7 +69,7 @@ def back(original, state, source, message):
 
 
 # fmt: off
-# Each with the property that it breaks, and the row in which it does.
+# Each bug with the property that it violates, and the row of that configuration.
 RUNNING = "groups that workers are in are running"
 LATE = {"division": GroupSplit.INTER_INTRA, "max_known": 1, "slow": SlowWorkerPolicy.DEFER, "wire": OVERTAKING}
 SUSPECTED = {"division": GroupSplit.GLOBAL, "suspicions": 1}
@@ -108,7 +108,7 @@ def test_seeded_bug_fails_only_in_the_mutated_system(name):
 
 
 def test_void_message_of_an_old_generation_still_applies():
-    """The explorer found this one in the protocol, in a system with four circumstances at once."""
+    """The explorer found this bug in the protocol, in a system with four factors at once."""
     configuration = generator.TWO_VOIDS
     system = replace(configuration.machine)
     received = system.worker.received
@@ -147,7 +147,7 @@ def test_seeded_bugs_page_lists_every_bug():
     assert [name for name in BUGS if f"| {name} |" not in page] == []
 
 
-# Folding symmetric states keeps one of each orbit, neither more nor fewer: against orbits computed independently
+# Folding symmetric states keeps exactly one state of each orbit: against independently computed orbits
 
 
 HOP = [hop.FACTORS.configuration(row) for row in hop.FACTORS.rows(2) if hop.FACTORS.growth(row) <= 2000]
@@ -174,7 +174,7 @@ def test_folded_states_of_pairing_match_the_orbits(configuration):
 
 
 def test_backup_workers_break_the_symmetry():
-    """Folded by all automorphisms of the graph the 2,955 states were 1,498, and some of those cannot be reached."""
+    """Folding by all graph automorphisms gave 1,498 instead of 2,955 states, some of them unreachable."""
 
     class Blind(Hop):
         def symmetries(self):

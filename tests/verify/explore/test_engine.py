@@ -1,4 +1,4 @@
-"""The explorer itself, on protocols whose answers are known."""
+"""The explorer on protocols with known results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
 
 @dataclass(frozen=True)
 class StopAndWait:
-    """Sender 0 hands `items` numbers to receiver 1 over a bad line; with `bit` it is the alternating-bit protocol."""
+    """Sender 0 sends `items` numbers to receiver 1 over a lossy link; with `bit`, the alternating-bit protocol."""
 
     items: int = 3
     bit: bool = True
@@ -51,7 +51,7 @@ class StopAndWait:
 
 
 def bounded_line(view):
-    """A line that holds few messages keeps the number of states finite."""
+    """Keep the number of states finite by a link with few messages."""
     return all(len(messages) <= 2 for messages in view.in_flight.values())
 
 
@@ -65,7 +65,7 @@ SAFE = PerState("nothing lost or doubled", in_order)
 
 @dataclass(frozen=True)
 class Impatient(StopAndWait):
-    """At most one more copy of each item, so that the line stays short."""
+    """Send at most one more copy of each item, so that the link holds few messages."""
 
     def start(self, process):
         return (("sending", 0, 0, 0), ()) if process == 0 else ((0, 0), ())
@@ -125,9 +125,8 @@ def test_violation_before_the_state_limit_is_reported():
 
 @dataclass(frozen=True)
 class TwoSpinners:
-    """Two processes that turn for ever; with `greedy` process 1 can move only while process 0 is at its start."""
+    """Two processes that take steps forever."""
 
-    greedy: bool = False
     num_processes = 2
     channels = ((0, 1),)
 
@@ -148,7 +147,7 @@ def test_weak_fairness_schedules_every_enabled_process():
 
 @dataclass(frozen=True)
 class Door:
-    """Process 1 waits to be let in; 0 opens and shuts the door for ever by messages, so 1 may always find it shut."""
+    """Process 0 opens and closes a door forever by messages; process 1 may always find the door closed."""
 
     num_processes = 2
     channels = ((0, 1),)
@@ -240,7 +239,7 @@ def test_reordering_reaches_more_states_than_fifo():
 
 @dataclass(frozen=True)
 class Suspects(TwoSpinners):
-    """Process 0 watches process 1, which continues whatever it is taken for."""
+    """Process 0 may suspect process 1, which continues in any case."""
 
     suspects = ((1, 0),)
 
@@ -264,7 +263,7 @@ def test_crashed_process_is_never_part_of_a_suspicion():
     seen = []
     keep = PerState("seen", lambda view: seen.append(view.processes))
     assert explore(Suspects(), properties=(keep,), network=Network(suspicions=1, crashes=2)).complete
-    assert ("alone", None) in seen  # first taken for dead, then dead
+    assert ("alone", None) in seen  # first suspected, then crashed
     seen.clear()
     assert explore(Suspects(), properties=(keep,), network=Network(suspicions=1, crashes=1)).complete
     assert (None, None) not in seen
@@ -272,7 +271,7 @@ def test_crashed_process_is_never_part_of_a_suspicion():
 
 @dataclass(frozen=True)
 class Letters:
-    """Process 0 sends two letters; each notes what comes, and whom it takes for dead."""
+    """Process 0 sends two letters; both processes record received letters and suspicions."""
 
     num_processes = 2
     channels = suspects = ((0, 1), (1, 0))

@@ -1,4 +1,4 @@
-"""Hop's worker through every interleaving: properties hold, bounds are attained, and all seeded bugs die."""
+"""Hop's worker in every interleaving: properties hold, bounds are attained, and all seeded bugs are found."""
 
 import re
 import shutil
@@ -73,7 +73,7 @@ def test_every_worker_makes_progress_under_fairness():
 
 
 def test_skip_limited_only_by_tokens_deadlocks():
-    """Passing those who wait for one's updates, as section 5's max_jump = min(tokens) allows, ends in a deadlock."""
+    """Skipping past waiting out-neighbors, as section 5's max_jump = min(tokens) allows, ends in a deadlock."""
 
     class Passing(Hop):
         def _jump(self, process, state):
@@ -108,7 +108,7 @@ def test_survivors_of_a_crash_stop_at_the_gap_bound():
     assert ends == {w: bounds[w][crashed] for w in ends}
 
 
-# Bugs seeded in Hop's worker, each a machine that differs in one decision: the explorer kills all of them
+# Bugs seeded in Hop's worker, each a machine that differs in one decision: the explorer finds all of them
 
 
 BUGS = bug = Bugs(Hop, HopState)
@@ -120,7 +120,7 @@ def more(tokens, by=1):
 
 
 def on(kind, change):
-    """What is left of an own event of one kind; others do what they do."""
+    """Change the state after events of one kind only."""
     return lambda now, was, event: change(now, was, event) if isinstance(event, kind) else now
 
 
@@ -251,7 +251,7 @@ bug("_used", "Before a skip by several steps a worker averages updates that serv
 
 @pytest.mark.parametrize("says", BUGS)
 def test_seeded_bug_is_killed(says):
-    """By the property, in the configuration and after the steps of its row; the worker itself survives above."""
+    """The property, configuration and number of steps match its row on the page."""
     (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {says} | ")]
     _, killer, name, steps = row.strip("| ").split(" | ")
     (configuration,) = [one for one in SMALL if one.name == name]
@@ -261,7 +261,7 @@ def test_seeded_bug_is_killed(says):
     assert len(BUGS) == 35
 
 
-# Hop's token queues, searched by others: a Promela model run by Spin, and a second search that knows no queues
+# Hop's token queues against a Promela model in Spin, and against a second search without queues
 
 
 MODEL = Path(__file__).parents[3] / "benchmarks" / "explore" / "models" / "hop_tokens.pml"
@@ -280,10 +280,10 @@ def explore_states(n, offsets, max_ig):
 
 
 def second_search(n, offsets, max_ig):
-    """Count reachable states from the paper alone: steps, and how many updates and tokens each line has delivered.
+    """Count reachable states from the paper alone: steps, and the updates and tokens that each link has delivered.
 
-    A worker puts an update on its lines when it enters a step, then tokens, so what is still on a line follows from the
-    sender's step and the two counts, and whether a token is next from which of the two is further behind.
+    A worker sends an update when it enters a step, then tokens. The messages in flight on a link therefore follow from
+    the sender's step and the two counts, and the next one is a token if more tokens than updates are in flight.
     """
     edges = {(u, (u + offset) % n) for u in range(n) for offset in offsets}
     lines = sorted(edges | {(v, u) for u, v in edges})

@@ -1,4 +1,4 @@
-"""Partial collectives through every interleaving: all properties hold, and bugs seeded in them are all killed."""
+"""Partial collectives in every interleaving: all properties hold, and all seeded bugs are found."""
 
 from dataclasses import fields, replace
 

@@ -20,7 +20,7 @@ DIAMETER = {"ring": 8, "ring-based": 4, "double-ring": 3}
 
 @pytest.mark.parametrize("name", ["ring", "ring-based", "double-ring"])
 def test_published_bounds_match_table_1_of_hop_at_16_workers(name):
-    """The six rows of Hop's Table 1 on its three graphs, from path lengths that networkx finds."""
+    """The rows of Hop's Table 1 on its three graphs, with path lengths from networkx."""
     graph = graph_of(name, 16)
     d = path_lengths(graph)
     rows = {
@@ -135,12 +135,12 @@ def test_exact_bounds_match_exhaustive_exploration(name, graphs, record_property
         events = events_of(graph, setting)
         for j, near in enumerate(map(set.union, map(set, graph.sources), map(set, graph.targets))):
             of_near = {i: exact[i][j] for i in near if exact[i][j] is not None}
-            assert events.leads(j, near, Work("near")) == of_near, "whatever else is asked for"
+            assert events.leads(j, near, Work("near")) == of_near, "independent of the other requested workers"
         below_paper += exact != paper
         states += search.states
     record_property("states", states)
     record_property("graphs on which the published bound is not tight", below_paper)
-    # Standard and bounded staleness: the published bounds are exact, so it would be news if they were not.
+    # The published bounds of standard and bounded staleness are exact.
     if name in {"standard", "staleness"} or graphs == PER_SETTING:
         assert (below_paper == 0) == (name in {"standard", "staleness"})
 
@@ -150,7 +150,7 @@ def plus(bound, amount):
 
 
 def test_capacities_of_one_worker_match_all_pairs_bounds():
-    """Its queues and its out-neighbors' queues for it, on graphs with and without ways back."""
+    """Queues of a worker and queues for it at its out-neighbors, on graphs with and without reverse paths."""
     rng = random.Random("one worker")
     for _ in range(200):
         graph = random_digraph(rng, rng.randrange(2, 9))
