@@ -39,13 +39,13 @@ from partreduce.verify.prove import STATEMENTS, prove
 THIRD = Fraction(1, 3)
 
 
-def of(strategy, cluster="4x4"):
+def make(strategy, cluster="4x4"):
     return Schedule("on request", Cluster.parse(cluster), strategy)
 
 
 @pytest.mark.parametrize("division", [GroupSplit.RANDOM, GroupSplit.NODE_THEN_ALL])
 def test_divisions_with_a_theorem_are_proved_with_its_assumptions(division):
-    proof = prove(of(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=None)))
+    proof = prove(make(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=None)))
     assert proof.verdict is Status.FOLLOWS
     assert {claim.claim for claim in proof.claims} == {"convergence", "deadlock-free"}
     assert proof["convergence"].witness["second_eigenvalue"] < 1
@@ -59,7 +59,8 @@ def test_divisions_with_a_theorem_are_proved_with_its_assumptions(division):
     ({"slow_threshold": 4, "max_known": 200}, "4x4", "depend on the past"),
 ])  # fmt: skip
 def test_divisions_without_a_theorem_are_not_proved(members, cluster, words):
-    proof = prove(of(DynamicGroups(**{"group_size": 3, "slow_threshold": None, "max_known": None} | members), cluster))
+    options = {"group_size": 3, "slow_threshold": None, "max_known": None} | members
+    proof = prove(make(DynamicGroups(**options), cluster))
     assert proof.verdict is proof["convergence"].status is Status.NOT_PROVED
     assert words in proof["convergence"].explanation
 
@@ -77,7 +78,7 @@ def test_missing_essential_claim_is_not_proved(kind, monkeypatch):
         "pairwise": Pairwise(active=(0, 2)),
         "server": Server(),
     }
-    schedule = of(strategies[kind])
+    schedule = make(strategies[kind])
     whole = prove(schedule)
     is_certified = kind in {"static", "allreduce", "neighbor"}
     assert whole.verdict is (Status.PROVED if is_certified else Status.FOLLOWS), whole.explain()
@@ -93,7 +94,7 @@ def test_missing_essential_claim_is_not_proved(kind, monkeypatch):
 
 
 def test_connected_bipartite_pairing_is_deadlock_free():
-    proof = prove(of(Pairwise(active=(0, 2), edges=((0, 1), (2, 1), (2, 3))), "1x4"))
+    proof = prove(make(Pairwise(active=(0, 2), edges=((0, 1), (2, 1), (2, 3))), "1x4"))
     assert proof.verdict is Status.FOLLOWS
     assert {claim.claim for claim in proof.claims} == {"deadlock-free", "consensus", "queues"}
 
@@ -109,14 +110,14 @@ def test_passive_worker_queue_bound_holds_in_random_runs(active):
         pending += isinstance(event, Choose)
         pending -= isinstance(event, Received) and isinstance(event.message, Answer)
         most = max(most, *(sum(state.waits_for == passive for state in walk.states) for passive in range(n)))
-    assert most == prove(of(strategy, "1x5"))["queues"].witness["questions"]
+    assert most == prove(make(strategy, "1x5"))["queues"].witness["questions"]
     assert pending == sum(state.waits_for >= 0 for state in walk.states)
     walk.deliver()
     assert all(state.waits_for < 0 for state in walk.states)
 
 
 def test_disconnected_pairing_is_refuted_with_a_closed_set():
-    proof = prove(of(Pairwise(active=(0, 2), edges=((0, 1), (2, 3))), "1x4"))
+    proof = prove(make(Pairwise(active=(0, 2), edges=((0, 1), (2, 3))), "1x4"))
     assert proof.verdict is Status.REFUTED
     assert proof["consensus"].witness == {"closed": [0, 1], "outside": 2}
 
@@ -133,7 +134,7 @@ WAITS = {**SERVERS, "same number of rounds": [RING, AllReduce()], "unequal data"
 @pytest.mark.parametrize("words", WAITS)
 def test_deadlock_freedom_explains_waits_and_assumptions(words):
     for strategy in WAITS[words]:
-        explanation = prove(of(strategy))["deadlock-free"].explanation
+        explanation = prove(make(strategy))["deadlock-free"].explanation
         assert words in explanation
         assert {text for text in SERVERS if text in explanation} <= {words}
 
@@ -147,7 +148,7 @@ def test_deadlock_freedom_explains_waits_and_assumptions(words):
     ],
 )  # fmt: skip
 def test_every_claim_has_a_name_and_an_explanation(strategy):
-    for claim in prove(of(strategy)).claims:
+    for claim in prove(make(strategy)).claims:
         assert claim.claim == claim.claim.lower()
         assert claim.explanation.count(" ") > 5
         assert "None" not in claim.explanation
@@ -155,12 +156,12 @@ def test_every_claim_has_a_name_and_an_explanation(strategy):
 
 def test_busiest_passive_worker_is_reported():
     two = Pairwise(active=(0, 4), edges=((0, 1), (0, 3), (4, 3), (4, 2)))
-    assert prove(of(two, "1x5"))["queues"].witness == {"questions": 2, "worker": 3, "gap": None}
-    assert "at most 1 exchanges of others" in prove(of(two, "1x5"))["queues"].explanation
+    assert prove(make(two, "1x5"))["queues"].witness == {"questions": 2, "worker": 3, "gap": None}
+    assert "at most 1 exchanges of others" in prove(make(two, "1x5"))["queues"].explanation
     alike = Pairwise(active=(0,), edges=((0, 2), (0, 1)))
-    assert prove(of(alike, "1x3"))["queues"].witness == {"questions": 1, "worker": 1, "gap": None}
-    assert prove(of(two, "1x5"))["deadlock-free"].witness == {"active": [0, 4]}
-    assert "all 4 edges join 2 active and 3 passive workers" in prove(of(two, "1x5"))["deadlock-free"].explanation
+    assert prove(make(alike, "1x3"))["queues"].witness == {"questions": 1, "worker": 1, "gap": None}
+    assert prove(make(two, "1x5"))["deadlock-free"].witness == {"active": [0, 4]}
+    assert "all 4 edges join 2 active and 3 passive workers" in prove(make(two, "1x5"))["deadlock-free"].explanation
 
 
 def test_non_contracting_draw_is_refuted_only_within_the_theorem(monkeypatch):
@@ -168,7 +169,7 @@ def test_non_contracting_draw_is_refuted_only_within_the_theorem(monkeypatch):
     strategy = DynamicGroups(group_size=3, division=GroupSplit.RANDOM, slow_threshold=None, max_known=None)
     still = SecondEigenvalue(Fraction(1), Fraction(0), "nothing")
     monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: Theorem(still, (), "all"))
-    claim = prove(of(strategy))["convergence"]
+    claim = prove(make(strategy))["convergence"]
     assert claim.status is Status.REFUTED
     assert claim.witness == {
         "second_eigenvalue": 1.0, "trace": "1", "determinant": "0", "drawn": "nothing", "independent": True,
@@ -176,7 +177,7 @@ def test_non_contracting_draw_is_refuted_only_within_the_theorem(monkeypatch):
     }  # fmt: skip
     assert claim.explanation == "λ₂ of E[WᵀW] is at most 1 for nothing."
     monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: Theorem(still, ("no",), "all"))
-    claim = prove(of(strategy))["convergence"]
+    claim = prove(make(strategy))["convergence"]
     assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "no. (λ₂ of E[WᵀW] is 1 for nothing.)")
     assert claim.witness["against"] == ["no"]
     assert not claim.witness["independent"]
@@ -200,14 +201,14 @@ def expectation(draws):
     return (sum(squares) / len(squares)).astype(float)
 
 
-def second(matrix):
+def second_eigenvalue(matrix):
     return np.sort(np.linalg.eigvalsh(matrix))[-2]
 
 
 @pytest.mark.parametrize(("n", "g"), [(3, 2), (4, 2), (5, 2), (5, 3), (6, 3)])
 def test_second_eigenvalue_of_a_random_partition(n, g):
     parts = expectation(projection(n, groups) for groups in divisions(range(n), g))
-    assert second(parts) == pytest.approx(float(partition(n, g)), abs=1e-12)
+    assert second_eigenvalue(parts) == pytest.approx(float(partition(n, g)), abs=1e-12)
 
 
 @pytest.mark.parametrize(("nodes", "p", "g"), [(2, 2, 2), (3, 2, 2), (3, 3, 2), (4, 2, 3), (4, 2, 2), (2, 4, 2)])
@@ -222,7 +223,7 @@ def test_second_eigenvalue_of_inter_then_intra(nodes, p, g):
             for rest in itertools.product(*inside):
                 yield intra @ projection(n, [*across, *itertools.chain(*rest)])
 
-    assert second(expectation(draws())) == pytest.approx(float(inter_intra(nodes, p, g)), abs=1e-12)
+    assert second_eigenvalue(expectation(draws())) == pytest.approx(float(inter_intra(nodes, p, g)), abs=1e-12)
 
 
 @pytest.mark.parametrize(("n", "g"), [(2, 2), (3, 2), (4, 2), (5, 2), (5, 3), (6, 3), (6, 5), (7, 4), (5, 5)])

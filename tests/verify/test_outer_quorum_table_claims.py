@@ -45,11 +45,11 @@ def confirm(raw, certificate):
     return list(checker.check(certificate, checker.read_schedule(json.loads(json.dumps(raw)))))
 
 
-def entry_of(certificate):
+def consensus_entry(certificate):
     return next(entry for entry in certificate["claims"] if entry["claim"] == "outer-consensus")
 
 
-def random_own(draw):
+def random_per_worker_outer(draw):
     """Return groups or a rule with per-worker outer parameters; only some reach consensus."""
     momentum = Fraction(draw.randrange(10), 10)
     nesterov = momentum > 0 and draw.random() < 0.5
@@ -57,7 +57,7 @@ def random_own(draw):
         lr=Fraction(draw.randrange(1, 19), 10), momentum=momentum, nesterov=nesterov, outer_params="per_worker"
     )
     if outer.is_plain:
-        return random_own(draw)
+        return random_per_worker_outer(draw)
     period = draw.randrange(1, 4)
     if draw.random() < 0.5:
         n, phases = draw.randrange(2, 7), []
@@ -76,7 +76,7 @@ def test_outer_consensus_agrees_between_prover_checker_and_simulation():
     """Consensus is proved exactly if differences vanish, and the checker computes the numbers of the prover."""
     draw, seen = random.Random("own anchors"), {"proved": 0, "refuted": 0}
     for _ in range(150):
-        schedule = random_own(draw)
+        schedule = random_per_worker_outer(draw)
         proof, raw, certificate = certified_parts(schedule)
         claim = proof["outer-consensus"]
         is_below = {"claim": "outer-consensus", "squared": str(1 - Fraction(1, 10**6))}
@@ -84,7 +84,7 @@ def test_outer_consensus_agrees_between_prover_checker_and_simulation():
         assert proof.verdict.value == claim.status.value
         if claim.holds:
             assert "outer-consensus" in confirm(raw, certificate)
-            assert is_true(entry_of(certificate), raw)
+            assert is_true(consensus_entry(certificate), raw)
         stated = {fact.name: fact.numbers for fact in checker.facts(checker.read_schedule(raw))}
         told = {one.claim: one.numbers for one in proof.claims if one.numbers is not None}
         assert stated == told
@@ -140,14 +140,14 @@ OF_ALL = [
 ]
 
 
-def written_quorum(members):
+def quorum_document(members):
     """Return the document of a quorum setting with every member, defaults included."""
     raw = dump_schedule(by_quorum(4, PartialAllReduce(quorum="solo")))
     raw["strategy"]["sync"] = {"partial": dict(members)}
     return json.loads(json.dumps(raw))
 
 
-def fits(members):
+def is_valid(members):
     """Whether the strategies accept a quorum setting."""
     try:
         schedule = by_quorum(4, PartialAllReduce(**members))
@@ -158,20 +158,20 @@ def fits(members):
 
 
 def test_checker_accepts_exactly_the_valid_quorum_settings():
-    assert [agree(written_quorum(members)) for members in OF_ALL] == list(map(fits, OF_ALL))
-    assert sum(map(fits, OF_ALL)) > 30
-    assert not any(agree(written_quorum({"quorum": strange})) for strange in (1, 4, -2, "all", True, 2.0, None))
-    groups = written_quorum({"quorum": "solo"})
+    assert [agree(quorum_document(members)) for members in OF_ALL] == list(map(is_valid, OF_ALL))
+    assert sum(map(is_valid, OF_ALL)) > 30
+    assert not any(agree(quorum_document({"quorum": strange})) for strange in (1, 4, -2, "all", True, 2.0, None))
+    groups = quorum_document({"quorum": "solo"})
     groups["strategy"] |= {"kind": "static", "phases": [[{"group": [0, 1]}], [{"group": [0, 1, 2, 3]}]]}
     with pytest.raises(checker.Refusal, match="a pipeline and a quorum go with allreduce at steps_per_round 1"):
         checker.read_schedule(groups)
 
 
 def test_quorum_facts_are_true_and_equal_in_prover_and_checker():
-    for members in filter(fits, OF_ALL):
+    for members in filter(is_valid, OF_ALL):
         schedule = by_quorum(4, PartialAllReduce(**members))
         raw, certificate = certify(schedule)
-        spelled = parse_schedule(json.dumps(written_quorum(members)).encode())
+        spelled = parse_schedule(json.dumps(quorum_document(members)).encode())
         assert spelled.strategy == schedule.strategy
         assert checker.read_schedule(dump_schedule(spelled)).sha256 == schedule_sha256(schedule), "one canonical form"
         assert certificate["claims"] == []

@@ -83,15 +83,15 @@ def test_essential_claims_of_every_kind():
     assert {strategy: prove(schedule).essential for strategy, schedule in of.items()} == ON_REQUEST
 
 
-def names(schedule):
+def claim_names(schedule):
     return [claim.claim for claim in prove(schedule).claims]
 
 
 def test_claims_of_every_kind_are_ordered():
-    assert names(SCHEDULES["explicit"]) == [*OF_GROUPS, *OF_RUNS]
-    assert names(SCHEDULES["rule-exact"]) == [OF_GROUPS[0], "membership", *OF_GROUPS[1:], "exact-consensus",
+    assert claim_names(SCHEDULES["explicit"]) == [*OF_GROUPS, *OF_RUNS]
+    assert claim_names(SCHEDULES["rule-exact"]) == [OF_GROUPS[0], "membership", *OF_GROUPS[1:], "exact-consensus",
                                               *OF_RUNS]  # fmt: skip
-    assert set(names(SCHEDULES["graph"])) >= {*MEANS, "contraction", *OF_RUNS}
+    assert set(claim_names(SCHEDULES["graph"])) >= {*MEANS, "contraction", *OF_RUNS}
 
 
 def test_overlapping_groups_leave_averaging_claims_unproved():
@@ -106,8 +106,8 @@ def test_overlapping_groups_leave_averaging_claims_unproved():
 
 def test_pipelines_and_codecs_add_claims():
     pipe, coded = prove(SCHEDULES["pipeline"]), prove(SCHEDULES["coded"])
-    assert names(SCHEDULES["pipeline"])[-6:] == [*OF_RUNS[:2], "equal-replicas", "codec-error", *OF_RUNS[2:]]
-    assert names(SCHEDULES["allreduce"])[-5:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
+    assert claim_names(SCHEDULES["pipeline"])[-6:] == [*OF_RUNS[:2], "equal-replicas", "codec-error", *OF_RUNS[2:]]
+    assert claim_names(SCHEDULES["allreduce"])[-5:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
     assert pipe.verdict is coded.verdict is Status.PROVED
     server = prove(Schedule("s", Cluster.regular(2, 2), Server(transport=Transport(codec=Codec.FLOAT16))))
     assert server.verdict is Status.FOLLOWS

@@ -29,7 +29,7 @@ from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.payload import in_bytes
 
 
-def gives_nothing_back(raw, matrices):
+def keeps_updates(raw, matrices):
     """Whether no outer step reverts a received update; with momentum this is undecided for groups and a merge."""
     strategy = raw["strategy"]
     outer, sync = strategy.get("payload", {}).get("outer", {}), strategy.get("sync", {})
@@ -76,7 +76,7 @@ def test_claims_of_random_schedules_match_simulated_runs_exactly(schedules):
         assert proof["end"].numbers["behind"] == (-1 if gap is None else runs.largest_gap(waits, delay))
         assert proof["end"].numbers["steps"] == int(schedule.worker_steps().sum())
         assert proof["memory"].numbers == runs.busiest(raw, listed, n)
-        assert (proof["staleness"].status is Status.FOLLOWS) == (gap is not None and gives_nothing_back(raw, matrices))
+        assert (proof["staleness"].status is Status.FOLLOWS) == (gap is not None and keeps_updates(raw, matrices))
         if proof["staleness"].status is Status.FOLLOWS:
             entry = proof["staleness"].numbers
             assert entry["age"] == runs.oldest_age(matrices, late=late, delay=delay)
@@ -152,7 +152,7 @@ def test_run_claims_of_too_many_workers_are_not_proved():
     assert wide["end"].numbers["behind"] == 99
 
 
-def speaks(claim):
+def has_explanation(claim):
     return claim.explanation.count(" ") > 5 and "None" not in claim.explanation
 
 
@@ -167,7 +167,7 @@ def test_claims_of_small_schedules_match_simulated_runs(make):
         waits = runs.partners(raw, listed, n)
         gap = runs.largest_gap(waits)
         claims = claims_of_runs(schedule)
-        assert all(map(speaks, claims.values()))
+        assert all(map(has_explanation, claims.values()))
         assert claims["memory"].numbers == runs.busiest(raw, listed, n)
         keeps = all((w >= 0).all() and (w.diagonal() > 1e-12).all() for w in matrices)
         age = claims["staleness"]
@@ -194,7 +194,7 @@ def test_too_expensive_run_claims_are_not_proved(monkeypatch, name):
     claim = claims_of_runs(schedule)[name]
     assert claim.status is Status.NOT_PROVED
     assert "over a second" in claim.explanation
-    assert speaks(claim)
+    assert has_explanation(claim)
 
 
 def claim_of(schedule, name):

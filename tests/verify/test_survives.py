@@ -49,7 +49,7 @@ def norm(schedule, failed):
     return float(np.linalg.norm(period_product(found) - 1 / found.num_workers, 2))
 
 
-def agree(schedule, failed):
+def reaches_consensus(schedule, failed):
     """Whether the survivors' groups connect all survivors."""
     found = after_failure(schedule, failed)
     joined = nx.empty_graph(found.num_workers)
@@ -138,7 +138,7 @@ def patterns_of(schedule):
 def test_kept_groups_match_brute_force_over_all_failures(seed):
     schedule = with_plan(random_schedule(seed))
     failures, pattern = all_failures(schedule), patterns_of(schedule)
-    lonely = {pattern(failed) for failed in failures if not agree(schedule, failed)}
+    lonely = {pattern(failed) for failed in failures if not reaches_consensus(schedule, failed)}
     proof = prove(schedule)
     if lonely:
         assert proof["survives"].status is Status.REFUTED
@@ -152,7 +152,7 @@ def test_kept_groups_match_brute_force_over_all_failures(seed):
     assert "survives" in confirm_claims(schedule, proof.certificate)
     bounds = {pattern(failed): bound for failed, bound in bounds_of(proof).items()}
     for failed in failures:
-        assert agree(schedule, failed)
+        assert reaches_consensus(schedule, failed)
         bound = 0 if lonely else bounds[pattern(failed)]
         assert norm(schedule, failed) ** 2 == pytest.approx(float(bound), abs=1e-8)
 
@@ -164,7 +164,7 @@ def test_reapplied_rules_match_brute_force_over_all_failures(seed, workers):
     schedule = with_plan(random_schedule(seed), workers, REAPPLY)
     failures = all_failures(schedule)
     proof = prove(schedule)
-    lonely = [failed for failed in failures if not agree(schedule, failed)]
+    lonely = [failed for failed in failures if not reaches_consensus(schedule, failed)]
     assert (proof["survives"].status is Status.REFUTED) == bool(lonely)
     if lonely:
         assert tuple(proof["survives"].witness["failed"]) in lonely
@@ -178,7 +178,7 @@ def test_reapplied_rules_match_brute_force_over_all_failures(seed, workers):
         assert min(abs(found - bound) for bound in of_as_many) < 1e-8, "some class has this norm"
 
 
-def shape(rng):
+def random_cluster(rng):
     """Return nodes of 1 to 3 workers with ranks in random order; one in three clusters is regular."""
     if rng.random() < 1 / 3:
         return Cluster.regular(int(rng.integers(2, 5)), int(rng.integers(1, 4)))
@@ -188,7 +188,7 @@ def shape(rng):
     return Cluster.irregular([ranks[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)])
 
 
-def on_shape(rng, cluster):
+def random_schedule_on(rng, cluster):
     n, size = cluster.num_workers, cluster.workers_per_node
     if size is not None and rng.random() < 0.7:
         radices = (2, 2) if cluster.num_nodes == 4 and rng.random() < 0.5 else (cluster.num_nodes,)
@@ -201,7 +201,7 @@ def on_shape(rng, cluster):
     return of_phases("groups", cluster, listed, steps_per_round=worker_steps)
 
 
-def by_hand(schedule, rule, failed):
+def expected_groups(schedule, rule, failed):
     """Return the survivors' groups of each phase in the original ranks."""
     left = frozenset(range(schedule.num_workers)) - frozenset(failed)
     if rule is ALL:
@@ -214,10 +214,10 @@ def by_hand(schedule, rule, failed):
 def test_survivor_groups_agree_in_checker_prover_and_runtime(seed):
     """After every planned failure, also on uneven nodes with ranks in random order."""
     rng = np.random.default_rng(seed)
-    cluster = shape(rng)
+    cluster = random_cluster(rng)
     while cluster.num_workers < 4:
-        cluster = shape(rng)
-    schedule = on_shape(rng, cluster)
+        cluster = random_cluster(rng)
+    schedule = random_schedule_on(rng, cluster)
     rules = [KEEP, ALL, *([REAPPLY] if isinstance(schedule.strategy.phases, RulePhases) else [])]
     rule = rules[int(rng.integers(len(rules)))]
     schedule = with_plan(schedule, int(rng.integers(1, min(4, cluster.num_workers - 2) + 1)), rule)
@@ -248,7 +248,7 @@ def test_survivor_groups_agree_in_checker_prover_and_runtime(seed):
             cluster.num_nodes
         ):
             moved = [{frozenset(left[m] for m in members) for members, _ in phase} for phase in of_program]
-            assert moved == by_hand(schedule, rule, failed)
+            assert moved == expected_groups(schedule, rule, failed)
 
 
 def test_failure_plans_on_uneven_nodes_get_a_verdict():

@@ -44,13 +44,13 @@ PAGE = (Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md")
 MUTANTS = mutant = PartBugs(GroupBuffers, GeneratorState, WorkerState, Situation)
 
 
-def without_the_bit_of_the_last(original, state):
+def skip_last_lock_bit(original, state):
     after, begun = original(state)
     missed = {group.members[-1] for group in begun}
     return replace(after, locks=tuple(bit and w not in missed for w, bit in enumerate(after.locks))), begun
 
 
-def freeing_all(original, state, worker):
+def free_all_members(original, state, worker):
     group = state.running_of(worker)
     if group is None:
         return state
@@ -58,7 +58,7 @@ def freeing_all(original, state, worker):
     return replace(original(state, worker), locks=locks)
 
 
-def staying(original, state, worker):
+def keep_finished_group(original, state, worker):
     group = state.running_of(worker)
     after = original(state, worker)
     if group is None or any(other.seq == group.seq for other in after.groups):
@@ -66,7 +66,7 @@ def staying(original, state, worker):
     return replace(after, groups=tuple(sorted((*after.groups, replace(group, active=())), key=lambda g: g.seq)))
 
 
-def shrinking(_, state, worker):
+def shrink_groups(_, state, worker):
     for seq in state.buffers[worker]:
         group = state.group(seq)
         rest = replace(group, members=tuple(w for w in group.members if w != worker))
@@ -82,19 +82,19 @@ class EqualToAll(int):
     __hash__ = int.__hash__
 
 
-def reported_as_done(original, state, salt):
+def report_as_done(original, state, salt):
     after, actions = original(state, salt)
     ask = replace(after.ask, failed=False)
     return replace(after, ask=ask), (*actions[:-1], replace(actions[-1], message=ask))
 
 
-def bye(original, state, worker):
+def answer_bye(original, state, worker):
     answer = original(state, worker)
     has_left = isinstance(answer, Grant) and state.status[worker] == "left"
     return Bye(answer.generation, answer.request) if has_left else answer
 
 
-def granted_early(original, state, worker):
+def grant_early(original, state, worker):
     answer = original(state, worker)
     if answer is None:
         group = state.buffers.group(state.buffers.buffers[worker][0])
@@ -102,7 +102,7 @@ def granted_early(original, state, worker):
     return answer
 
 
-def one_after_another(original, state):
+def start_one_at_a_time(original, state):
     buffers = state.buffers
     if not any(buffers.locks):
         return original(state)
@@ -111,18 +111,18 @@ def one_after_another(original, state):
     return replace(after, buffers=replace(after.buffers, groups=buffers.groups)), actions
 
 
-def with_the_same_number(original, state, done, salt):
+def reuse_request_number(original, state, done, salt):
     after, actions = original(state, done, salt)
     ask = replace(after.ask, request=state.request)
     return replace(after, request=state.request, ask=ask), tuple(replace(a, message=ask) for a in actions)
 
 
-def overlapping(original, now, workers):
+def overlap_groups(original, now, workers):
     groups = original(now, workers)
     return (*(tuple(sorted({*a, b[0]})) for a, b in pairwise(groups)), *groups[-1:])
 
 
-def by_the_first(_, state):
+def start_by_the_first(_, state):
     begun = []
     for group in state.groups:
         if not group.running and state.buffers[group.members[0]][:1] == (group.seq,):
@@ -137,21 +137,21 @@ def by_the_first(_, state):
     return state, tuple(begun)
 
 
-def all_here_with_one(state):
+def complete_with_one_arrival(state):
     if {member for seq, member in state.here if seq == state.seq}:
         return replace(state, here=tuple(sorted({(state.seq, m) for m in state.members} | set(state.here))))
     return state
 
 
-def but_to_the_last(original, worker, state, salt):
+def skip_last_member(original, worker, state, salt):
     after, actions = original(worker, state, salt)
     return after, tuple(a for a in actions if not (sends(a, Here) and a.to == state.members[-1]))
 
 
 # fmt: off
 mutant("locking", "started", "starting sets no lock bit", left=lambda now, was: replace(now, locks=was.locks))
-mutant("locking", "started", "starting forgets the bit of the last member", instead=without_the_bit_of_the_last)
-mutant("locking", "started", "a group starts when its first member could", instead=by_the_first)
+mutant("locking", "started", "starting forgets the bit of the last member", instead=skip_last_lock_bit)
+mutant("locking", "started", "a group starts when its first member could", instead=start_by_the_first)
 mutant("locking", "can_start", "lock vector is not looked at", instead=lambda _, s, group:
     not group.running and all(s.buffers[worker][:1] == (group.seq,) for worker in group.members))
 mutant("locking", "can_start", "a group may overtake in one buffer", instead=lambda _, s, group: not group.running
@@ -162,12 +162,12 @@ mutant("locking", "pushed", "one member is not told of its group", left=lambda n
 mutant("locking", "pushed", "sequence number is used twice",
     left=lambda now, was, _: replace(now, next_seq=was.next_seq) if now.next_seq == 2 else now)
 mutant("locking", "released", "release keeps the lock bit", left=lambda now, was, _: replace(now, locks=was.locks))
-mutant("locking", "released", "first member that is done frees all", instead=freeing_all)
-mutant("locking", "released", "finished groups stay", instead=staying)
+mutant("locking", "released", "first member that is done frees all", instead=free_all_members)
+mutant("locking", "released", "finished groups stay", instead=keep_finished_group)
 mutant("locking", "released", "a release clears every lock bit",
     left=lambda now, *_: replace(now, locks=(False,) * len(now.locks)))
 mutant("locking", "withdrawn", "a worker that ends stays in its groups", instead=lambda _, s, __: s)
-mutant("locking", "withdrawn", "groups shrink to one member", instead=shrinking)
+mutant("locking", "withdrawn", "groups shrink to one member", instead=shrink_groups)
 mutant("locking", "voided", "lock bits of a lost group stay", left=lambda now, was, _: replace(now, locks=was.locks))
 mutant("locking", "voided", "only unfinished groups of a lost worker are void",
     instead=lambda original, s, w: original(s, w) if s.running_of(w) is not None else (s, ()))
@@ -182,8 +182,8 @@ mutant("generator", "done", "done with any group releases", instead=lambda origi
     original(s, w, replace(ask, done=getattr(s.buffers.running_of(w), "seq", -1))))
 mutant("generator", "failed", "a failed group counts as done",
     instead=lambda _, s, w, ask: (GroupGenerator(setting=random((0, 0))).done(s, w, ask), ()))
-mutant("generator", "answer", "bye while a group waits", instead=bye)
-mutant("generator", "answer", "a grant before the group runs", instead=granted_early)
+mutant("generator", "answer", "bye while a group waits", instead=answer_bye)
+mutant("generator", "answer", "a grant before the group runs", instead=grant_early)
 mutant("generator", "record_answer", "the answer is not remembered",
     left=lambda now, was, *_: replace(now, answers=was.answers))
 mutant("generator", "record_answer", "an answered worker stays in the queue",
@@ -191,7 +191,7 @@ mutant("generator", "record_answer", "an answered worker stays in the queue",
 mutant("generator", "served", "only the first in the queue is answered",
     seen=lambda s: replace(s, waiting=s.waiting[:1]),
     left=lambda now, was: replace(now, waiting=(*now.waiting, *was.waiting[1:])))
-mutant("generator", "served", "groups start only when no worker is in one", instead=one_after_another)
+mutant("generator", "served", "groups start only when no worker is in one", instead=start_one_at_a_time)
 mutant("generator", "served", "the last member is not told that its group runs", told=lambda actions:
     tuple(a for a in actions if not (sends(a, Grant) and a.to == a.message.members[-1])))
 mutant("generator", "notify_void", "members of a lost group are not told", instead=lambda *_: ())
@@ -206,23 +206,23 @@ mutant("generator", "handle", "a repeated request stands in the queue twice", le
     replace(now, waiting=(*now.waiting, source)) if isinstance(message, Ask)
     and message.request == was.requests[source] and source in now.waiting else now)
 mutant("generator", "drawn", "a draw empties the queue", left=lambda now, *_: replace(now, waiting=()))
-mutant("worker", "handle_broken", "a failed group is reported as done", instead=reported_as_done)
+mutant("worker", "handle_broken", "a failed group is reported as done", instead=report_as_done)
 mutant("worker", "if_complete", "a worker leaves before all have come",
     seen=lambda s: replace(s, members=s.members[:1]))
-mutant("worker", "if_complete", "a worker leaves when one other has come", seen=all_here_with_one)
+mutant("worker", "if_complete", "a worker leaves when one other has come", seen=complete_with_one_arrival)
 mutant("worker", "met_by", "a late member gets no answer", instead=lambda original, w, s, source, seq, *, answer:
     (s, ()) if seq <= s.met else original(w, s, source, seq, answer=answer))
 mutant("worker", "met_by", "an early member is forgotten", instead=lambda original, w, s, source, seq, *, answer:
     (s, ()) if s.stage == "asked" and seq > s.met else original(w, s, source, seq, answer=answer))
 mutant("worker", "next_ask", "the group is not reported",
     instead=lambda original, s, _, salt: original(s, -1, salt))
-mutant("worker", "next_ask", "the request number stays", instead=with_the_same_number)
+mutant("worker", "next_ask", "the request number stays", instead=reuse_request_number)
 mutant("worker", "received", "an old grant is used again", instead=lambda original, w, s, source, message:
     original(w, s, source, replace(message, request=s.request) if isinstance(message, Grant) else message))
-mutant("worker", "entered", "the last member never hears who entered", instead=but_to_the_last)
+mutant("worker", "entered", "the last member never hears who entered", instead=skip_last_member)
 mutant("drawing", "divided", "a division leaves out a group",
     instead=lambda original, *arguments: original(*arguments)[:-1])
-mutant("drawing", "divided", "groups of a division overlap", instead=overlapping)
+mutant("drawing", "divided", "groups of a division overlap", instead=overlap_groups)
 mutant("drawing", "fast_enough", "the filter lets everybody in", instead=lambda _, __, workers: workers)
 mutant("drawing", "fast_enough", "the filter is off by one", seen=lambda now, _:
     replace(now, counts=tuple(c - (w != now.initiator) for w, c in enumerate(now.counts))))

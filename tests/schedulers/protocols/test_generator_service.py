@@ -128,7 +128,7 @@ def test_failed_group_is_voided_and_silent_members_are_excluded():
     service = broken()
     service.ask(2, done=1, salt=0)  # (0, 2) waits for 0
     actions = service.ask(0, done=0, failed=True)
-    # (0, 2) starts: both are free. Worker 1, which has sent nothing, is told that its group is void.
+    # (0, 2) starts: both are free. Worker 1, which has sent nothing, receives a void message.
     assert actions == [
         Note(("void", 0, (0, 1))), Send(1, Void(1, 0)),
         note_start(2, 0, 2), grant(2, 2, 0, 2, generation=1, request=1), grant(0, 2, 0, 2, generation=1, request=1),

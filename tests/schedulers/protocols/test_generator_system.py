@@ -164,7 +164,7 @@ MOVES = Locking()
 
 
 @dataclass
-class Meeting:
+class ReferenceGroup:
     """A group of the reference: remaining members, and those still inside (None: not started)."""
 
     seq: int
@@ -172,7 +172,7 @@ class Meeting:
     inside: list[int] | None = None
 
 
-class SecondBuffers:
+class ReferenceBuffers:
     """Groups in order of arrival.
 
     A group may begin when no earlier one that has not begun shares a member with it, and none of its members is inside
@@ -183,7 +183,7 @@ class SecondBuffers:
         self.meetings, self.next_seq = [], 0
 
     def push(self, members):
-        self.meetings.append(Meeting(self.next_seq, list(members)))
+        self.meetings.append(ReferenceGroup(self.next_seq, list(members)))
         self.next_seq += 1
 
     def start(self):
@@ -226,7 +226,7 @@ class SecondBuffers:
 @pytest.mark.parametrize("seed", range(12))
 def test_random_moves_match_the_reference_buffers(seed):
     chance, n = Random(seed), 2 + seed % 5
-    state, second = GroupBuffers.empty(n), SecondBuffers()
+    state, second = GroupBuffers.empty(n), ReferenceBuffers()
     for _ in range(150):
         worker = chance.randrange(n)
         match chance.choice(["push", "push", "start", "start", "release", "release", "release", "withdraw", "void"]):

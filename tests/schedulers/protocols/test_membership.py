@@ -50,13 +50,13 @@ def with_votes(**facts):
     return lambda s, *_: replace(s, votes=tuple(vote if vote is None else replace(vote, **facts) for vote in s.votes))
 
 
-def publishing_at_once(machine, original, state, view):
+def publish_at_once(machine, original, state, view):
     after, actions = original(state, view)
     told, more = machine._published(after)
     return told, (*actions, *more)
 
 
-def counting_any_generation(_, __, state, own, members, message):
+def count_any_generation(_, __, state, own, members, message):
     def is_it(said):
         same = getattr(said, "place", 0) == getattr(message, "place", 0)
         return isinstance(said, type(message)) and same
@@ -64,7 +64,7 @@ def counting_any_generation(_, __, state, own, members, message):
     return all(member == own or any(u == member and is_it(said) for u, said in state.heard) for member in members)
 
 
-def of_the_slowest(view, state):
+def donor_furthest_behind(view, state):
     voted = [worker for worker in view.members if worker not in view.joined]
     return replace(view, donor=min(voted, key=lambda w: state.votes[w].place)) if view.joined else view
 
@@ -73,7 +73,7 @@ def is_cut_off(machine, event):
     return event == Received(machine.authority, Crashed())
 
 
-def alone(worker, state):
+def continue_alone(worker, state):
     view = View(state.view.generation + 1, (worker,), state.place)
     return replace(state, phase=Phase.RUN, view=view, group=(), prepared=False), ()
 
@@ -96,7 +96,7 @@ bug("_entered", "A worker that is behind averages on its way to the place from w
 bug("_silent", "The view is decided although one member that lives has not voted.", THREE,
     instead=lambda _, original, s: original(s)[1:])
 bug("_written", "The view goes out before it is written down, so that one started again decides once more.", RESTART,
-    instead=publishing_at_once)
+    instead=publish_at_once)
 bug("step", "The view goes out before it is written down, so that one started again decides once more.",
     left=lambda now, was, event: replace(now, log=now.log[:-1], told=1)
         if isinstance(event, Restart) and len(was.log) > 1 else now)
@@ -116,7 +116,7 @@ bug("_decided", "A worker that is not in the view connects all the same.", TAKEN
         original(w, s, view) if w in view.members or not view.members or s.phase is not Phase.VOTE
         else (replace(s, phase=Phase.RUN, view=view, group=(), prepared=False), ()))
 bug("_has_message_of_all", "What a member added in an old generation counts in the new one.", THREE,
-    instead=counting_any_generation)
+    instead=count_any_generation)
 bug("_keep_message", "What a member added in an old generation counts in the new one.",
     instead=lambda _, __, s, source, said:
         replace(s, heard=s.heard | {(source, said)}) if s.phase in ("run", "vote", "rebuild") else s)
@@ -131,7 +131,7 @@ bug("_looked", "One more than may be is lost before the run ends.", ONE_MAY,
 bug("_looked", "The run ends one loss too early.", ONE_MAY,
     instead=lambda m, _, s: Membership(m.num_workers, m.max_failures - 1)._looked(s))
 # Joining.
-bug("_view", "The donor is the member that is furthest behind.", JOINS, instead=in_view(of_the_slowest))
+bug("_view", "The donor is the member that is furthest behind.", JOINS, instead=in_view(donor_furthest_behind))
 bug("_view", "The donor need not stand in an operation of its rounds.", JOINS, seen=with_votes(stands=True))
 bug("ready", "A worker that has joined connects as the others do, and does not wait for a state.", JOINS,
     instead=lambda _, original, p, s: (Connected(),)
@@ -161,7 +161,7 @@ bug("_asked",
 bug("_step_member", "A worker that hears nothing of the authority any more waits for it.", CUT,
     instead=lambda m, original, w, s, event: (s, ()) if is_cut_off(m, event) else original(w, s, event))
 bug("_step_member", "A worker that hears nothing of the authority any more takes itself for the only one left.", CUT,
-    instead=lambda m, original, w, s, event: alone(w, s)
+    instead=lambda m, original, w, s, event: continue_alone(w, s)
         if is_cut_off(m, event) and s.phase in (Phase.RUN, Phase.VOTE) else original(w, s, event))
 bug("_missed", "A loss that is known only while a vote is under way counts for nothing.", CUT_TWO,
     instead=lambda _, original, s, workers: (s, ()) if s.is_open else original(s, workers))
@@ -172,14 +172,14 @@ bug("_step_member", "A worker whose lease ends while it waits for the answer tak
 PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md"
 
 
-@pytest.mark.parametrize("says", BUGS)
-def test_explorer_finds_every_seeded_bug_on_the_page(says):
-    kind, (dies_in,) = BUGS[says]
+@pytest.mark.parametrize("description", BUGS)
+def test_explorer_finds_every_seeded_bug_on_the_page(description):
+    kind, (dies_in,) = BUGS[description]
     configuration = BY_NAME[dies_in]
     found = configuration.run(configuration.of(kind))
     broken = [finding for finding in found.findings if finding.verdict == "fails"]
     assert broken, found
     first = min(broken, key=lambda finding: len(finding.trace.steps))
-    row = f"| {says} | {first.name} | {dies_in} | {len(first.trace.steps)} |"
+    row = f"| {description} | {first.name} | {dies_in} | {len(first.trace.steps)} |"
     assert row in PAGE.read_text(encoding="utf-8").splitlines()
     assert len(BUGS) == 35

@@ -41,7 +41,7 @@ def test_every_property_holds_in_every_interleaving(configuration):
 BUGS = bug = Bugs(Shards, ShardState | WorkerState)
 
 
-def those_that_wait(_, original, state, source, request):
+def answer_only_the_sender(_, original, state, source, request):
     after, actions = original(state, source, request)
     others = [one for one in actions if isinstance(one, Send) and one.to != source]
     answered = {one.to for one in others}
@@ -49,20 +49,20 @@ def those_that_wait(_, original, state, source, request):
     return replace(after, waiting=waiting), tuple(one for one in actions if one not in others)
 
 
-def before_adding(_, original, state, source, request):
+def answer_before_adding(_, original, state, source, request):
     after, actions = original(state, source, request)
     if after.heard and isinstance(request, Progress) and Note(("added", source, request.number)) in actions:
         after = replace(after, heard=state.heard)
     return after, actions
 
 
-def under_way(machine, original, process, state):
+def drain_under_way(machine, original, process, state):
     if isinstance(state, WorkerState) and state.missing and machine.plan.drains[:1] == (state.round,):
         return (Drain(),) if state.generation == 0 else ()
     return original(process, state)
 
 
-def to_the_first(machine, original, process, state, event):
+def open_only_the_first(machine, original, process, state, event):
     after, actions = original(process, state, event)
     return after, tuple(a for a in actions if not (sends(a, Opened) and a.to != machine.num_workers))
 
@@ -79,7 +79,7 @@ bug("_answered", "A shard keeps back the answer to a worker that is just as far 
     BOUND_1, "no worker waits that may continue",
     instead=lambda m, _, s: Shards(m.num_workers, m.hosts, m.staleness - 1)._answered(s))
 bug("_requested", "Only the worker whose push has come may be answered, not those that waited for it.",
-    BOUND_0, "no worker waits that may continue", instead=those_that_wait)
+    BOUND_0, "no worker waits that may continue", instead=answer_only_the_sender)
 bug("_requested", "A push that comes twice is added twice.", WILD, "progress is added once",
     seen=lambda s, _, request:
         replace(s, heard=(0,) * len(s.heard)) if s.heard and request.generation == s.generation else s)
@@ -109,16 +109,16 @@ bug("ready", "A worker continues when one shard has answered.", FREE, "does what
 bug("ready", "A worker computes on without its answers.", FREE_LATE, "does what it may",
     seen=lambda s: replace(s, missing=frozenset()) if isinstance(s, WorkerState) else s)
 bug("ready", "A worker starts again before the answer to its last push has come.",
-    DRAIN_LATE_2, "does what it may", instead=under_way)
+    DRAIN_LATE_2, "does what it may", instead=drain_under_way)
 bug("_requested", "A shard answers with what it had before the push.",
-    FREE, "a worker finds its own progress", "progress is added once", instead=before_adding)
-bug("step", "Only the first shard is ever opened.", FREE, "no deadlock", instead=to_the_first)
+    FREE, "a worker finds its own progress", "progress is added once", instead=answer_before_adding)
+bug("step", "Only the first shard is ever opened.", FREE, "no deadlock", instead=open_only_the_first)
 # fmt: on
 
 
-@pytest.mark.parametrize("says", BUGS)
-def test_seeded_bug_is_killed_by_an_expected_property(says):
-    kind, (name, *killers) = BUGS[says]
+@pytest.mark.parametrize("description", BUGS)
+def test_seeded_bug_is_killed_by_an_expected_property(description):
+    kind, (name, *killers) = BUGS[description]
     configuration = BY_NAME[name]
     found = configuration.run(configuration.of(kind))
     failed = [finding.name for finding in found.findings if finding.verdict == "fails"]

@@ -12,7 +12,6 @@ from helpers.refusals import check_error
 from helpers.second_hop import SecondHop
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import ScheduleError
-from partreduce.schedulers import registry
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, SendUpdate, Update
@@ -33,7 +32,7 @@ FOUR_NODES = Cluster.regular(4, 4)
 SIXFOLD = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0))
 
 
-def keeping(name, cluster=FOUR_NODES, sync=None, **setting):
+def with_gap(name, cluster=FOUR_NODES, sync=None, **setting):
     """Return a graph of the catalogue with an iteration gap."""
     built = build(name, cluster)
     return replace(built, strategy=replace(built.strategy, sync=IterationGap(**setting) if sync is None else sync))
@@ -59,7 +58,7 @@ class Wires:
         return self.token[source, to]
 
 
-class ByTheRules:
+class PolledHop:
     """The second Hop, polled at every instant at which compute ends or a message arrives."""
 
     def __init__(self, graph, setting, seconds, wires):
@@ -123,7 +122,7 @@ SETTINGS = [
 ]
 
 
-class Noting(GapTiming):
+class RecordingTiming(GapTiming):
     """Records the notes of reduces: word, worker, step and updates."""
 
     def __init__(self, *args, **options):
@@ -145,8 +144,8 @@ def test_every_setting_matches_the_second_hop(setting, order):
         count, gap = int(rng.integers(3, 8)), IterationGap(update_order=order, **setting)
         graph, wires = random_graph(rng, count), Wires(rng, count)
         seconds = rng.uniform(0.5, 1.5, (25, count)) * np.where(np.arange(count) == 1, 5.0, 1.0)
-        expected = ByTheRules(graph, gap, seconds, wires).go()
-        timing = Noting(Hop(graph, gap, fine=True), seconds, wires, num_bytes=1)
+        expected = PolledHop(graph, gap, seconds, wires).go()
+        timing = RecordingTiming(Hop(graph, gap, fine=True), seconds, wires, num_bytes=1)
         VirtualMachine(timing.hop, timing, seed=seed).run()
         assert np.allclose(timing.finish, expected.finish, rtol=0, atol=1e-9)
         if "skip" not in setting:
@@ -163,8 +162,8 @@ def test_every_setting_matches_the_second_hop(setting, order):
 )
 @pytest.mark.parametrize("tokens", [None, 1, 4])
 def test_standard_and_tokens_match_dpsgd_round_times(order, sync, tokens):
-    one = simulate(keeping("ring-based", max_ig=tokens, update_order=order), compute=SIXFOLD, num_rounds=30, seed=3)
-    other = simulate(keeping("ring-based", sync=sync), compute=SIXFOLD, num_rounds=30, seed=3)
+    one = simulate(with_gap("ring-based", max_ig=tokens, update_order=order), compute=SIXFOLD, num_rounds=30, seed=3)
+    other = simulate(with_gap("ring-based", sync=sync), compute=SIXFOLD, num_rounds=30, seed=3)
     for field in ("compute_start", "compute_end", "finish"):
         assert np.array_equal(getattr(one, field), getattr(other, field)), field
     assert np.array_equal(one.waiting(), other.waiting())
@@ -173,7 +172,7 @@ def test_standard_and_tokens_match_dpsgd_round_times(order, sync, tokens):
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_gaps_and_queues_stay_within_the_proved_bounds(setting):
-    schedule = keeping("ring-based", Cluster.regular(2, 4), **setting)
+    schedule = with_gap("ring-based", Cluster.regular(2, 4), **setting)
     slow = ComputeTimes(base=1.0, slowdown=((1, 7.0),), jitter=0.3)
     record = simulate(schedule, compute=slow, num_rounds=60).observed.gaps
     graph = Digraph.of(8, zip(record.sources.tolist(), record.targets.tolist(), strict=True))
@@ -193,7 +192,7 @@ def test_gaps_and_queues_stay_within_the_proved_bounds(setting):
 
 def test_gaps_are_recorded_at_every_step_entry():
     """Recompute the gaps after every entry, in order."""
-    schedule = keeping("ring", Cluster.regular(2, 3), max_ig=4, backup=1, skip=SkipPolicy(limit=3))
+    schedule = with_gap("ring", Cluster.regular(2, 3), max_ig=4, backup=1, skip=SkipPolicy(limit=3))
     record = simulate(
         schedule, compute=ComputeTimes(base=1.0, slowdown=((2, 4.0),), jitter=0.5), num_rounds=40
     ).observed.gaps
@@ -265,11 +264,11 @@ def test_gap_predictions_match_simulation_and_proved_queues():
     wires = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), model_bytes=2_000_000)
     small = {"compute": SIXFOLD, "num_rounds": 60}
     standard, late = (
-        predict(keeping("ring", update_order=order), wires, **small)
+        predict(with_gap("ring", update_order=order), wires, **small)
         for order in (UpdateOrder.ADAPT_THEN_COMBINE, UpdateOrder.DPSGD)
     )
     assert standard.how == "simulated"
-    timeline = simulate(keeping("ring"), wires, **small)
+    timeline = simulate(with_gap("ring"), wires, **small)
     assert standard.step_seconds == timeline.per_step(warm_up=15)
     assert standard.nic_bytes == 2 * 2_000_000, "two edges of a ring leave a node, each with one model per step"
     assert (standard.largest_age, standard.mean_age) == (timeline.observed.largest_age, timeline.observed.mean_age)
@@ -277,17 +276,17 @@ def test_gap_predictions_match_simulation_and_proved_queues():
     assert standard.arrays == 2 * 2 + 2 + 1 + 1
     assert late.arrays == standard.arrays + 1
     assert late.memory_bytes == late.arrays * 2_000_000
-    tokens = predict(keeping("ring", max_ig=5, backup=1), wires, **small)
+    tokens = predict(with_gap("ring", max_ig=5, backup=1), wires, **small)
     assert tokens.arrays == 2 * 6 + 6 + 1 + 1
     assert tokens.step_seconds < standard.step_seconds
-    stale = predict(keeping("ring", max_ig=5, staleness=3, backup=1), wires, **small)
+    stale = predict(with_gap("ring", max_ig=5, staleness=3, backup=1), wires, **small)
     assert stale.arrays == 2 + 6 + 1 + 1, "under staleness one slot per in-neighbor"
     assert stale.mean_age < tokens.mean_age
 
 
 def per_step(name, compute, *, steps=50, seeds=4, **setting):
     """Return mean seconds per step in the parallel order, including the start, as in short experiments."""
-    schedule = keeping(name, update_order=UpdateOrder.DPSGD, **setting)
+    schedule = with_gap(name, update_order=UpdateOrder.DPSGD, **setting)
     each = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
@@ -332,14 +331,13 @@ def run_and_replay(schedule, compute, num_rounds=90):
     return replay.replayed(schedule.cluster.node_of())
 
 
-def keeping_a(gap, name="clustered"):
-    schedule = registry.build(name, Cluster.parse("2x4"))
-    return replace(schedule, strategy=replace(schedule.strategy, sync=gap))
+def small_with_gap(gap, name="clustered"):
+    return with_gap(name, Cluster.parse("2x4"), sync=gap)
 
 
 @pytest.mark.parametrize("gap", [IterationGap(max_ig=3), IterationGap(update_order=UpdateOrder.DPSGD)])
 def test_replay_without_lost_updates_matches_matrix_metrics(gap):
-    schedule = keeping_a(gap)
+    schedule = small_with_gap(gap)
     assert schedule.is_mixing
     found = run_and_replay(schedule, RANDOM, 200)
     assert found.consensus_distance == pytest.approx(float(consensus_distance(schedule)), rel=0.08)
@@ -352,13 +350,13 @@ def test_replay_without_lost_updates_matches_matrix_metrics(gap):
 
 
 def test_skipped_and_late_updates_increase_consensus_distance():
-    exact = float(consensus_distance(keeping_a(IterationGap())))
-    backup = run_and_replay(keeping_a(IterationGap(max_ig=6, backup=1), "ring-based"), RANDOM)
-    assert backup.consensus_distance > 1.2 * float(consensus_distance(keeping_a(IterationGap(), "ring-based")))
+    exact = float(consensus_distance(small_with_gap(IterationGap())))
+    backup = run_and_replay(small_with_gap(IterationGap(max_ig=6, backup=1), "ring-based"), RANDOM)
+    assert backup.consensus_distance > 1.2 * float(consensus_distance(small_with_gap(IterationGap(), "ring-based")))
     assert backup.progress == pytest.approx(1.0), "only updates of the same step are averaged"
-    stale = run_and_replay(keeping_a(IterationGap(staleness=5)), RANDOM)
+    stale = run_and_replay(small_with_gap(IterationGap(staleness=5)), RANDOM)
     assert stale.consensus_distance > exact, "late updates leave workers further apart"
-    skipping = run_and_replay(keeping_a(IterationGap(max_ig=8, staleness=5, skip=SkipPolicy(limit=8))), SLOW)
+    skipping = run_and_replay(small_with_gap(IterationGap(max_ig=8, staleness=5, skip=SkipPolicy(limit=8))), SLOW)
     assert skipping.computed < 1
     assert skipping.shares[5] == skipping.shares.min()
     assert skipping.consensus_distance > exact

@@ -26,7 +26,7 @@ SLOW = ComputeTimes(base=1.0, slowdown=((1, 5.0),))
 WIRES = Hardware(inside=Link.of_bandwidth(20.0), nic=Link.of_bandwidth(4.0), model_bytes=1)
 
 
-def of_generator(cluster=CLUSTER, **options):
+def build_generated(cluster=CLUSTER, **options):
     return Schedule("g", cluster, DynamicGroups(**options))
 
 
@@ -43,7 +43,7 @@ def parts(timeline):
 @pytest.mark.parametrize("division", GroupSplit)
 @pytest.mark.parametrize("rule", SlowWorkerPolicy)
 def test_generated_rounds_are_contiguous_and_members_synchronize(division, rule):
-    schedule = of_generator(division=division, slow_worker_policy=rule)
+    schedule = build_generated(division=division, slow_worker_policy=rule)
     timeline = simulate(schedule, WIRES, compute=SLOW, num_rounds=30)
     assert timeline.free_running
     assert timeline.finish.shape == (30, 8)
@@ -60,7 +60,7 @@ def test_generated_rounds_are_contiguous_and_members_synchronize(division, rule)
 
 
 def test_generated_pair_takes_the_time_of_a_static_pair():
-    pair = of_generator(Cluster.regular(1, 2), group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
+    pair = build_generated(Cluster.regular(1, 2), group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
     compute = ComputeTimes(base=1.0, slowdown=((1, 3.0),))
     timeline = simulate(pair, Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1), compute=compute, num_rounds=4)
     assert timeline.finish.tolist() == [[4.0, 4.0], [8.0, 8.0], [12.0, 12.0], [16.0, 16.0]]
@@ -70,8 +70,8 @@ def test_generated_pair_takes_the_time_of_a_static_pair():
 
 def test_fast_workers_do_not_wait_for_a_deferred_straggler():
     late = {"division": GroupSplit.GLOBAL, "slow_worker_policy": SlowWorkerPolicy.DEFER}
-    timeline = simulate(of_generator(Cluster.regular(4, 4), **late), compute=SLOW, num_rounds=60)
-    everybody = simulate(of_generator(Cluster.regular(4, 4), **late), compute=ONE_SECOND, num_rounds=60)
+    timeline = simulate(build_generated(Cluster.regular(4, 4), **late), compute=SLOW, num_rounds=60)
+    everybody = simulate(build_generated(Cluster.regular(4, 4), **late), compute=ONE_SECOND, num_rounds=60)
     fast = np.delete(timeline.finish[-1], 1)
     assert timeline.finish[-1, 1] >= 5 * 60
     assert fast.mean() < 1.5 * everybody.finish[-1].mean()
@@ -108,7 +108,7 @@ def test_active_worker_without_neighbors_continues_alone():
     assert timeline.finish[:, 3].tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("schedule", [of_generator(), pairwise(), of_groups("p", CLUSTER, [(0, 1)])])
+@pytest.mark.parametrize("schedule", [build_generated(), pairwise(), of_groups("p", CLUSTER, [(0, 1)])])
 def test_same_seed_gives_the_same_timeline(schedule):
     compute = ComputeTimes(base=1.0, jitter=0.3, disturbance=RandomSlowdown())
     one, two, other = (simulate(schedule, WIRES, compute=compute, num_rounds=12, seed=s).finish for s in (1, 1, 2))
@@ -117,12 +117,12 @@ def test_same_seed_gives_the_same_timeline(schedule):
 
 
 def test_round_duration_includes_all_steps():
-    timeline = simulate(of_generator(steps_per_round=3), compute=ONE_SECOND, num_rounds=5)
+    timeline = simulate(build_generated(steps_per_round=3), compute=ONE_SECOND, num_rounds=5)
     assert np.allclose(timeline.compute_end - timeline.compute_start, 3.0)
 
 
 def test_zero_compute_time_is_allowed():
-    assert simulate(of_generator(), num_rounds=5).per_step() == 0.0
+    assert simulate(build_generated(), num_rounds=5).per_step() == 0.0
     assert simulate(pairwise(), num_rounds=5).makespan == 0.0
 
 
@@ -204,7 +204,7 @@ def both_ways(pairs):
     return [edge for a, b in pairs for edge in ((a, b), (b, a))]
 
 
-class Noting(Timing):
+class RecordingTiming(Timing):
     """Records the notes of processes with their times."""
 
     def __init__(self):
@@ -214,7 +214,7 @@ class Noting(Timing):
         self.noted += [(step.end, step.process, one.what) for one in step.actions if isinstance(one, Note)]
 
 
-class Taking(Noting):
+class FunctionTiming(RecordingTiming):
     """Work seconds by a function of (process, event, rng), message seconds by one of (source, destination)."""
 
     def __init__(self, seconds, way=lambda source, to: 0.0):
@@ -230,7 +230,7 @@ class Taking(Noting):
 
 def compute(times, **wire):
     """Return times of Hop's parallel order: updates are sent at the beginning of a step."""
-    return Taking(lambda process, event, rng: times[process] if isinstance(event, Advance) else 0.0, **wire)
+    return FunctionTiming(lambda process, event, rng: times[process] if isinstance(event, Advance) else 0.0, **wire)
 
 
 def test_slow_message_delays_only_its_receiver():
@@ -251,7 +251,7 @@ def test_adpsgd_fast_workers_do_not_wait():
     speed = [1.0, 1.0, 1.0, 5.0]
     machine = VirtualMachine(
         Pairing(Digraph.of(8, pairs), roles),
-        Taking(lambda process, event, rng: speed[process] if isinstance(event, Choose) else 0.0),
+        FunctionTiming(lambda process, event, rng: speed[process] if isinstance(event, Choose) else 0.0),
         seed=4,
     )
     machine.run(until=200.0)
@@ -267,7 +267,7 @@ def test_cyclic_wait_leaves_the_machine_idle():
     preferred = {0: 1, 1: 2, 2: 0}
     machine = VirtualMachine(
         triangle,
-        Taking(lambda process, event, rng: 0.0 if event.partner == preferred[process] else 1.0, lambda *_: 1.0),
+        FunctionTiming(lambda process, event, rng: 0.0 if event.partner == preferred[process] else 1.0, lambda *_: 1.0),
     )
     machine.run(max_events=100)
     machine.run()
@@ -278,7 +278,7 @@ def test_cyclic_wait_leaves_the_machine_idle():
 def test_negative_times_are_refused():
     ring = Digraph.of(2, [(0, 1), (1, 0)])
     with pytest.raises(InputError, match="finite time >= 0"):
-        VirtualMachine(Hop(ring, IterationGap()), Taking(lambda *_: -1.0)).run(max_events=10)
+        VirtualMachine(Hop(ring, IterationGap()), FunctionTiming(lambda *_: -1.0)).run(max_events=10)
 
 
 def test_virtual_machine_scales_to_1000_workers():
@@ -307,7 +307,7 @@ class Pair:
         return False, () if isinstance(event, Received) else (Note("met"),)
 
 
-class PairTimes(Noting):
+class PairTimes(RecordingTiming):
     """Process p arrives after `comes[p]`; the collective takes 2."""
 
     def __init__(self, *comes):

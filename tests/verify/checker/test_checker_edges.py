@@ -17,13 +17,13 @@ def test_boundary_values_are_accepted_or_refused(edge):
     assert "is null" not in refusal
 
 
-def other(value):
+def malform(value):
     """Yield malformed variants of a value, each with the place of the change."""
     if isinstance(value, list):
         yield from ((wrong, "") for wrong in ("x", [], 7) if wrong != value)
         for number in {0, len(value) - 1} if value else ():
             yield from (
-                ([*value[:number], o, *value[number + 1 :]], f"[{number}]{at}") for o, at in other(value[number])
+                ([*value[:number], o, *value[number + 1 :]], f"[{number}]{at}") for o, at in malform(value[number])
             )
     else:
         yield from ((wrong, "") for wrong in ("x", {}, 7)[: 2 if isinstance(value, int) else 3])
@@ -33,7 +33,7 @@ def other(value):
 def test_malformed_entry_members_are_refused_with_their_place(edge):
     schedule, entry = read(edge.true[0]), edge.true[1]
     for member in entry.keys() - {"claim", "method"}:
-        for value, at in other(entry[member]):
+        for value, at in malform(entry[member]):
             refusal = check_entry_of(schedule, {**entry, member: value})
             assert refusal is not None, (member, value)
             named = refusal.split(" (", 1)[-1]

@@ -80,38 +80,38 @@ def test_loader_and_checker_agree_on_boundary_values(edge):
     assert "None" not in said
 
 
-def everything(**strategy):
+def schedule_with(**strategy):
     """Return a schedule with these strategy members."""
     return written(document(4, 2, **strategy))
 
 
 TABLE = {"parameter": "t", "rows": 9, "columns": 2, "gradient": "sparse", "hosts": [3, 1], "partitions": 4}
 WHOLE = (
-    everything(kind="allreduce", steps_per_round=3, averaging="step-normalized", sync={"delay": 1}),
-    everything(kind="allreduce", steps_per_round=9, sync={"merge": {"steps": 2, "alpha": "1/3"}},
+    schedule_with(kind="allreduce", steps_per_round=3, averaging="step-normalized", sync={"delay": 1}),
+    schedule_with(kind="allreduce", steps_per_round=9, sync={"merge": {"steps": 2, "alpha": "1/3"}},
         payload={"fragments": 2, "outer": {"lr": "1/2", "momentum": "1/3", "nesterov": True}}),
-    everything(kind="allreduce", sync={"pipeline": {"width": 3, "warm_up": 2, "drain": "drop", "total": "sum"}},
+    schedule_with(kind="allreduce", sync={"pipeline": {"width": 3, "warm_up": 2, "drain": "drop", "total": "sum"}},
         transport={"algorithm": "hierarchical", "codec": "int8", "where": "across-nodes", "block": 64,
                    "gradient_buckets": "per_layer", "error_feedback": True}),
-    everything(kind="allreduce", payload={"local_aggregation": False, "average": False, "average_dense": False,
+    schedule_with(kind="allreduce", payload={"local_aggregation": False, "average": False, "average_dense": False,
         "tables": [{**TABLE, "codec": "float16"}, {"parameter": "u", "rows": 9, "columns": 2, "way": "gather"}]}),
-    everything(kind="allreduce", sync={"partial": {"quorum": 3, "count": "call", "staleness": 2, "grace": 1}}),
-    everything(kind="allreduce", sync={"partial": {"quorum": "majority", "missed": "latest", "seed": 1,
+    schedule_with(kind="allreduce", sync={"partial": {"quorum": 3, "count": "call", "staleness": 2, "grace": 1}}),
+    schedule_with(kind="allreduce", sync={"partial": {"quorum": "majority", "missed": "latest", "seed": 1,
         "synchronize_every": 3}}),
-    everything(kind="allreduce", steps_per_round=4, payload={"fragments": [["a"], ["b", "c"]]}),
-    plan(everything(kind="static", prologue=1, steps_per_round=[*[1] * 7, 2],
+    schedule_with(kind="allreduce", steps_per_round=4, payload={"fragments": [["a"], ["b", "c"]]}),
+    plan(schedule_with(kind="static", prologue=1, steps_per_round=[*[1] * 7, 2],
         phases=[[{"group": [0, 1], "relaxation": "1/2"}, {"group": [2, 3]}], {"phase": [], "repeat": 3}])),
-    plan(everything(kind="static", node_radices=[2, 2], phases=[[{"local": [0], "across": [0, 1],
+    plan(schedule_with(kind="static", node_radices=[2, 2], phases=[[{"local": [0], "across": [0, 1],
         "relaxation": "4/3"}]]), rule="reapply_rule"),
-    everything(kind="static", phases=[[{"group": [0, 1]}]],
+    schedule_with(kind="static", phases=[[{"group": [0, 1]}]],
         payload={"outer": {"lr": "1/2", "outer_params": "per_worker"}}),
-    everything(kind="neighbor", rounds=[{"edges": [[1, 0], [0, 1]], "weights": ["1/4", "1/3"]}]),
-    everything(kind="neighbor", rounds=[{"edges": [[1, 0], [0, 1]], "weights": "1/4"}],
+    schedule_with(kind="neighbor", rounds=[{"edges": [[1, 0], [0, 1]], "weights": ["1/4", "1/3"]}]),
+    schedule_with(kind="neighbor", rounds=[{"edges": [[1, 0], [0, 1]], "weights": "1/4"}],
         sync={"iteration_gap": {"max_ig": 4, "staleness": 3, "backup": [1, 1, *[0] * 6], "weights": "uniform",
             "skip": {"limit": 4, "trigger": 3, "behind": 3}, "update_order": "dpsgd"}}),
-    everything(kind="neighbor", rounds=[{"edges": [[1, 0], [0, 1]], "weights": "1/4"}],
+    schedule_with(kind="neighbor", rounds=[{"edges": [[1, 0], [0, 1]], "weights": "1/4"}],
         sync={"iteration_gap": {"max_ig": 4, "notify_ack": True}}),
-    {**everything(kind="allreduce"), "cluster": {"nodes": [[0, 2], [1]]}, "certificate": {"x": 1}},
+    {**schedule_with(kind="allreduce"), "cluster": {"nodes": [[0, 2], [1]]}, "certificate": {"x": 1}},
 )  # fmt: skip
 """Schedules that together contain every member the checker reads."""
 
@@ -124,7 +124,7 @@ def forms(schema):
     return [schema] if listed is None else [form for one in listed for form in forms(one)]
 
 
-def just_in_and_out(schema):
+def boundary_values(schema):
     """Yield boundary values of a schema from both sides, and values of other types."""
     yield from (None, True, 0, 1, "x", "3/2", "4/2", "03/2", "", 1.5, [], {}, [[]], {"x": 1})
     for form in forms(schema):
@@ -137,11 +137,11 @@ def just_in_and_out(schema):
 
 def changes(value, schema, at=""):
     """Yield (place, value changed there) for every schema constraint, and for the first item of every list."""
-    yield from ((at, other) for other in just_in_and_out(schema))
+    yield from ((at, other) for other in boundary_values(schema))
     if "default" in schema:
         yield at, schema["default"]
     options = [form for form in forms(schema) if isinstance(value, dict) and "properties" in form]
-    for form in options[:1] if len(options) == 1 else [form for form in options if fits(value, form)][:1]:
+    for form in options[:1] if len(options) == 1 else [form for form in options if matches_form(value, form)][:1]:
         yield from ((f"{at}.{name}", {k: v for k, v in value.items() if k != name}) for name in value)
         yield at, value | {"more": 1}
         for name, part in form["properties"].items():
@@ -162,7 +162,7 @@ READ = {
 """The schema without the kinds that form groups at run time."""
 
 
-def fits(value, form):
+def matches_form(value, form):
     words = {name: part["const"] for name, part in form["properties"].items() if "const" in part}
     return set(form.get("required", ())) <= set(value) and words.items() <= value.items()
 

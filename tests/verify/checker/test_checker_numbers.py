@@ -32,7 +32,7 @@ def identity(n):
     return [[int(i == j) for j in range(n)] for i in range(n)]
 
 
-def least(accepted, low, high):
+def smallest_accepted(accepted, low, high):
     """The smallest integer in (low, high] that is accepted, given that all above it are."""
     while high - low > 1:
         middle = (low + high) // 2
@@ -77,7 +77,7 @@ def test_indefinite_matrix_is_refused_with_its_place(monkeypatch):
 def test_semidefinite_check_accepts_margins_from_the_shift():
     """[[1, x], [x, 1]] · 2^50 is accepted for x up to about 1 − 2⁻⁴⁵."""
     size = 2**50
-    off = least(
+    off = smallest_accepted(
         lambda x: not accepts(linear_algebra.confirm_semidefinite, [[size, x], [x, size]], "here", Work("here")),
         0,
         size,
@@ -113,7 +113,7 @@ def test_smallest_accepted_norm_bounds(rows, true, over):
     def holds(units):
         return accepts(linear_algebra.confirm_norm, Fraction(units, 10**12), rows, 1, "here", Work("here"))
 
-    assert least(holds, 0, 10**14) - true * 10**12 == over
+    assert smallest_accepted(holds, 0, 10**14) - true * 10**12 == over
 
 
 def test_gram_is_exact():

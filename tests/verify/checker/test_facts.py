@@ -95,7 +95,7 @@ def cut(workers, draw, least=2):
     return groups_
 
 
-def reach(rounds):
+def staleness(rounds):
     """Return the numbers of `staleness` in synchronous rounds."""
     return {"late": 0, "steps": 0, "reach": rounds, "age": rounds - 1, "age_steps": rounds - 1}
 
@@ -108,12 +108,12 @@ def rounding(relative, parts, absolute, roundings):
     return {"relative": f"{relative}/{parts}", "absolute": f"1/{absolute}", "roundings": roundings}
 
 
-def turns(fragments, every, apart, late, age, *, equal, flying=1):
+def in_turn(fragments, every, apart, late, age, *, equal, flying=1):
     found = {"fragments": fragments, "every": every, "apart": apart, "late": late, "flying": flying}
     return found | {"age": age, "equal": equal}
 
 
-def turned_in_groups(fragments, every, apart, late, period):
+def fragments_of_groups(fragments, every, apart, late, period):
     return {"fragments": fragments, "every": every, "apart": apart, "late": late, "flying": 1, "period": period}
 
 
@@ -143,7 +143,7 @@ def on_nodes(*nodes):
     return {**document(1, 1, kind="static"), "cluster": {"nodes": list(nodes)}}
 
 
-def on_strides(*nodes):
+def interleaved_table(*nodes):
     """Return a gathered table on nodes with interleaved ranks."""
     payload = {"tables": [{"parameter": "t", "rows": 6, "columns": 2, "way": "gather"}], "local_aggregation": False}
     return {**document(1, 1, kind="allreduce", payload=payload), "cluster": {"nodes": list(nodes)}}
@@ -176,11 +176,11 @@ BY_HAND = [
     (groups(3, [([0, 1, 2], "8/5")]), "unit-sums", {"smallest_weight": "-1/15"}),
     (graph(2, [(0, 1, "1/2")]), "end", {"steps": 2, "behind": -1}),
     # which workers have averaged with each other
-    (groups(2, [([0, 1], 0)], [[0, 1]]), "staleness", reach(2)),
+    (groups(2, [([0, 1], 0)], [[0, 1]]), "staleness", staleness(2)),
     (groups(2, [([0, 1], 0)]), "staleness", None),
     (rule([2], 2, [([0], [0])]), "staleness", None),
-    (rule([2, 2], 2, *([block] for block in ABOUT)), "staleness", reach(6)),
-    (rule([2] * 3, 2, *[APART, TOGETHER] * 2, [([0, 1], [2])]), "staleness", reach(5)),
+    (rule([2, 2], 2, *([block] for block in ABOUT)), "staleness", staleness(6)),
+    (rule([2] * 3, 2, *[APART, TOGETHER] * 2, [([0, 1], [2])]), "staleness", staleness(5)),
     (graph(2, [(0, 1, 0), (1, 0, "1/2")]), "end", {"steps": 2, "behind": -1}),
     # memory and rounding
     (groups(3, [[0, 1]], averaging="step-normalized"), "memory", memory(1, 1, 1, 2)),
@@ -194,19 +194,19 @@ BY_HAND = [
     (rule([2], 2, [([0], [], "1/10")], [([0, 1], [])]), "doubly-stochastic", {"smallest_weight": "1/2"}),
     # fragments, one after another
     (document(1, 2, kind="allreduce", steps_per_round=7, payload={"fragments": 3}), "fragments",
-        turns(3, 7, 2, 0, 7, equal=True)),
+        in_turn(3, 7, 2, 0, 7, equal=True)),
     (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 2},
         sync={"merge": {"steps": 3, "alpha": "1/2"}}),
-        "fragments", turns(2, 9, 4, 3, 12, equal=False)),
+        "fragments", in_turn(2, 9, 4, 3, 12, equal=False)),
     # groups that are not global in every round have no age
     *(
         (groups(3, *phases, steps_per_round=4, payload={"fragments": 2}), "fragments",
-            turned_in_groups(2, 4, 2, 0, period))
+            fragments_of_groups(2, 4, 2, 0, period))
         for phases, period in (([[[0, 1]]], 4), ([[[0, 1, 2]], [[0, 1]]], 8))
     ),
     *((document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4},
         sync={"merge": {"steps": steps}}), "fragments",
-        turns(4, 9, 2, steps, 9 + steps, equal=True, flying=flying)) for steps, flying in ((2, 1), (3, 2), (8, 4))),
+        in_turn(4, 9, 2, steps, 9 + steps, equal=True, flying=flying)) for steps, flying in ((2, 1), (3, 2), (8, 4))),
     (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4}, sync={"merge": {"steps": 3}}),
         "staleness", {"late": 2, "steps": 18, "reach": 1, "age": 2, "age_steps": 18}),
     (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"alpha": "1/2"}}), "fragments", None),
@@ -237,16 +237,16 @@ BY_HAND = [
     (gap([(0, 1)], n=2, max_ig=2, backup=[0, 1]), "queues", {"update": [3], "token": [-1]}),
     # tables
     (document(2, 2, kind="allreduce", payload=CODED), "one-owner", {"tables": [["t", 4, 1, 2]]}),
-    (on_strides([0, 2, 4], [1, 3, 5]), "nic-bytes", {"tables": [["t", 0, 1080]]}),
+    (interleaved_table([0, 2, 4], [1, 3, 5]), "nic-bytes", {"tables": [["t", 0, 1080]]}),
 ]  # fmt: skip
 
 JUST_SO = [
     (graph(2, [(0, 1, "2/3"), (1, 0, "2/3")], []), "doubly-stochastic", {"smallest_weight": "1/3"}),
     # from a mean of relaxation 0 no worker takes anything of the others, so nothing of theirs has an age
     (groups(2, [([0, 1], 0)], steps_per_round=4, payload={"fragments": 2}), "fragments",
-        turned_in_groups(2, 4, 2, 0, 4)),
+        fragments_of_groups(2, 4, 2, 0, 4)),
     (groups(2, [([0, 1], "1/99")], steps_per_round=4, payload={"fragments": 2}), "fragments",
-        turns(2, 4, 2, 0, 4, equal=False)),
+        in_turn(2, 4, 2, 0, 4, equal=False)),
     # a scale for each number: w = 5/4, of 2 numbers 3/4; of float32 it is 1
     *((document(4, 1, kind="allreduce", steps_per_round=2, transport=SCALED | {"block": block}), "sent-bytes",
         gradient_buckets(sent, sent, in_flight)) for block, sent, in_flight in ((1, "15/8", "5/4"), (2, "9/8", 1))),

@@ -81,12 +81,12 @@ PAPER = {
 }
 
 
-def keeping_a_gap(rounds, gap, n):
+def gap_schedule(rounds, gap, n):
     return Schedule("kept", Cluster.regular(n, 1), NeighborAveraging(rounds=(rounds,), sync=gap))
 
 
 def ring_based_16(gap):
-    return keeping_a_gap(METHODS["metropolis"](ring_based(16)), gap, 16)
+    return gap_schedule(METHODS["metropolis"](ring_based(16)), gap, 16)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -135,8 +135,8 @@ def test_non_averaging_weights_are_not_proved_with_backup_workers(weight):
     """With all updates, every step multiplies differences by -2 (weight 1) or 2 (weight -1/3)."""
     edges = [(u, v, weight) for u in range(3) for v in range(3) if u != v]
     rounds = Round.from_edges(3, edges)
-    assert prove(keeping_a_gap(rounds, IterationGap(max_ig=3, backup=1), 3)).verdict is Status.NOT_PROVED
-    uniform = prove(keeping_a_gap(rounds, IterationGap(max_ig=3, backup=1, weights=EdgeWeighting.UNIFORM), 3))
+    assert prove(gap_schedule(rounds, IterationGap(max_ig=3, backup=1), 3)).verdict is Status.NOT_PROVED
+    uniform = prove(gap_schedule(rounds, IterationGap(max_ig=3, backup=1, weights=EdgeWeighting.UNIFORM), 3))
     assert uniform.verdict is Status.FOLLOWS
 
 
@@ -173,7 +173,7 @@ def test_two_closed_sets_matches_exhaustive_search():
         if not any(spare):
             continue
         weights = [(s, t, Fraction(1, n + 1)) for s, t in sorted(edges)]
-        schedule = keeping_a_gap(Round.from_edges(n, weights), IterationGap(max_ig=1, backup=tuple(spare)), n)
+        schedule = gap_schedule(Round.from_edges(n, weights), IterationGap(max_ig=1, backup=tuple(spare)), n)
         proof = prove(schedule)
         assert (proof["consensus"].status is Status.FOLLOWS) == (not expected)
         assert ("consensus" in facts_of(dump_schedule(schedule))) == (not expected)
@@ -183,7 +183,7 @@ def test_two_closed_sets_matches_exhaustive_search():
 def test_gap_facts_of_many_workers_use_local_neighborhoods():
     n = 600
     gap = IterationGap(max_ig=4, backup=1, staleness=2, skip=SkipPolicy(limit=10))
-    schedule = keeping_a_gap(METHODS["metropolis"](ring_based(n)), gap, n)
+    schedule = gap_schedule(METHODS["metropolis"](ring_based(n)), gap, n)
     proof = prove(schedule)
     assert proof.without_consensus().verdict is Status.FOLLOWS
     facts = facts_of(dump_schedule(schedule))

@@ -41,13 +41,13 @@ def test_pairing_properties_hold_for_every_triple_of_factors(configuration):
 BUGS = bug = PartBugs(GroupBuffers, GeneratorState, WorkerState)
 
 
-def freeing_all(original, state, ended):
+def free_all_members(original, state, ended):
     after, ended = original(state, ended)
     freed = {member for group in ended for member in group.members}
     return replace(after, locks=tuple(bit and w not in freed for w, bit in enumerate(after.locks))), ended
 
 
-def in_its_generation(original, state, *arguments):
+def keep_generation(original, state, *arguments):
     """Return the same outcome with the generation of the previous state."""
     after, actions = original(state, *arguments)
     sent = (
@@ -57,12 +57,12 @@ def in_its_generation(original, state, *arguments):
     return replace(after, generation=state.generation), tuple(sent)
 
 
-def without_cost(original, state, done, salt, **facts):
+def drop_cost(original, state, done, salt, **facts):
     after, actions = original(replace(state, cost=0), done, salt, **facts)
     return replace(after, cost=state.cost), actions
 
 
-def back(original, state, source, message):
+def reactivate(original, state, source, message):
     if isinstance(message, Ask) and state.status[source] == DEAD:
         state = replace(state, status=put(state.status, source, "active"))
     return original(state, source, message)
@@ -74,15 +74,15 @@ RUNNING = "groups that workers are in are running"
 LATE = {"division": GroupSplit.INTER_INTRA, "max_known": 1, "slow": SlowWorkerPolicy.DEFER, "wire": OVERTAKING}
 SUSPECTED = {"division": GroupSplit.GLOBAL, "suspicions": 1}
 bug("locking", "dissolved", "a dissolved group frees all its members", "no worker in two running groups",
-    {"nodes": (0, 0, 0), "rounds": 2, "breakers": (1,)}, instead=freeing_all)
+    {"nodes": (0, 0, 0), "rounds": 2, "breakers": (1,)}, instead=free_all_members)
 bug("generator", "failed", "the generation stays after a failed group", RUNNING, LATE | {"breakers": (1,)},
-    instead=in_its_generation)
+    instead=keep_generation)
 bug("generator", "crashed", "the generation stays after a crash", RUNNING, LATE | {"crashes": 1},
-    instead=in_its_generation)
+    instead=keep_generation)
 bug("generator", "crashed", "the generation stays after a false suspicion", RUNNING, LATE | {"suspicions": 1},
-    instead=in_its_generation)
+    instead=keep_generation)
 bug("worker", "next_ask", "costs are reported once", "costs are known",
-    {"division": GroupSplit.GLOBAL, "slow": SlowWorkerPolicy.DEFER}, instead=without_cost)
+    {"division": GroupSplit.GLOBAL, "slow": SlowWorkerPolicy.DEFER}, instead=drop_cost)
 bug("generator", "crashed", "a worker that is given up is not told", "no deadlock", SUSPECTED,
     told=lambda actions: tuple(a for a in actions if not sends(a, Evicted)))
 bug("worker", "received", "a worker does not hear that it was given up", "no deadlock", SUSPECTED,
@@ -91,7 +91,7 @@ bug("worker", "received", "a worker does not hear that it was given up", "no dea
 bug("generator", "takes_part", "draws count on a worker that was given up",
     "groups have two members or more, all taking part", {"nodes": (0, 0, 0), "suspicions": 1},
     instead=lambda original, s, w: original(s, w) or s.status[w] == DEAD)
-bug("generator", "handle", "a worker that was given up is heard again", "no deadlock", SUSPECTED, instead=back)
+bug("generator", "handle", "a worker that was given up is heard again", "no deadlock", SUSPECTED, instead=reactivate)
 # fmt: on
 
 
@@ -155,7 +155,7 @@ PAIRING = [pairing.FACTORS.configuration(row) for row in pairing.FACTORS.rows(3)
 UNEVEN = IterationGap(backup=(1, 0, 1), max_ig=1)
 
 
-def problem_of_hop(configuration, kind=Hop):
+def hop_fold_problem(configuration, kind=Hop):
     machine = configuration.of(kind)
     graph, setting = machine.graph, machine.setting
     wrapped = FailStop(machine) if configuration.network.suspicions else machine
@@ -164,7 +164,7 @@ def problem_of_hop(configuration, kind=Hop):
 
 @pytest.mark.parametrize("configuration", [c for c in HOP if c.symmetry], ids=lambda c: c.name)
 def test_folded_states_of_hop_match_the_orbits(configuration):
-    assert problem_of_hop(configuration) is None
+    assert hop_fold_problem(configuration) is None
 
 
 @pytest.mark.parametrize("configuration", [c for c in PAIRING if c.symmetry], ids=lambda c: c.name)
@@ -190,5 +190,5 @@ def test_renaming_without_acknowledgements_is_detected():
         def renamed(self, process, state, permutation):
             return replace(super().renamed(process, state, permutation), acked=state.acked)
 
-    problems = [problem_of_hop(c, Forgetful) for c in HOP if c.symmetry and c.machine.setting.notify_ack]
+    problems = [hop_fold_problem(c, Forgetful) for c in HOP if c.symmetry and c.machine.setting.notify_ack]
     assert any(problems)

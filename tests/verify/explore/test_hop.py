@@ -115,26 +115,26 @@ BUGS = bug = Bugs(Hop, HopState)
 PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md"
 
 
-def more(tokens, by=1):
+def plus(tokens, by=1):
     return tuple(t + by for t in tokens)
 
 
-def on(kind, change):
+def after_event(kind, change):
     """Change the state after events of one kind only."""
     return lambda now, was, event: change(now, was, event) if isinstance(event, kind) else now
 
 
-def on_skips(change):
+def after_skip(change):
     return lambda now, was, event: change(now, was) if isinstance(event, Advance) and event.by > 1 else now
 
 
-def tokens_for_one(machine, original, process, state, event):
+def give_tokens_to_one(machine, original, process, state, event):
     after, actions = original(process, state, event)
     first = machine.graph.sources[process][0]
     return after, tuple(a for a in actions if not sends(a, Token) or a.to == first)
 
 
-def acknowledged_early(machine, original, process, state, event):
+def acknowledge_early(machine, original, process, state, event):
     after, actions = original(process, state, event)
     if isinstance(event, Reduce):
         actions = ()
@@ -143,12 +143,12 @@ def acknowledged_early(machine, original, process, state, event):
     return after, actions
 
 
-def one_too_far(machine, original, process, state):
+def skip_one_too_far(machine, original, process, state):
     by = original(process, state)
     return by + 1 if by and by == machine.setting.skip.limit and machine._served(process, state, by + 1) else by
 
 
-def two_too_soon(machine, original, process, state):
+def skip_two_too_soon(machine, original, process, state):
     skip = machine.setting.skip
     if skip is None or skip.trigger == 2 or not state.tokens:
         return original(process, state)
@@ -156,17 +156,17 @@ def two_too_soon(machine, original, process, state):
     return original(process, state) or (2 if may else 0)
 
 
-def from_too_near(machine, _, process, state):
+def skip_from_too_near(machine, _, process, state):
     eager = replace(machine.setting, skip=machine.setting.skip and replace(machine.setting.skip, behind=2))
     return Hop(machine.graph, eager, fine=machine.fine)._jump(process, state)
 
 
-def smallest(machine, original, process, state):
+def skip_smallest(machine, original, process, state):
     by = original(process, state)
     return min((b for b in range(2, by) if machine._served(process, state, b)), default=by)
 
 
-def of_a_skipped_step(machine, original, process, state, event):
+def send_skipped_update(machine, original, process, state, event):
     after, actions = original(process, state, event)
     if isinstance(event, Advance) and event.by > 1:
         late = tuple(Send(v, Update(after.step - 1)) for v in machine.graph.targets[process])
@@ -174,7 +174,7 @@ def of_a_skipped_step(machine, original, process, state, event):
     return after, actions
 
 
-def forgotten_after_a_skip(machine, original, process, state, event):
+def drop_update_after_skip(machine, original, process, state, event):
     after, actions = original(process, state, event)
     if isinstance(event, Advance) and event.by > 1 and machine._split:
         after = replace(after, stage=REDUCING)
@@ -184,18 +184,18 @@ def forgotten_after_a_skip(machine, original, process, state, event):
 
 
 # fmt: off
-bug("start", "Token queues start with max_ig + 1 tokens.", left=lambda now, _: replace(now, tokens=more(now.tokens)))
+bug("start", "Token queues start with max_ig + 1 tokens.", left=lambda now, _: replace(now, tokens=plus(now.tokens)))
 bug("start", "Token queues start with max_ig − 1 tokens.",
-    left=lambda now, _: replace(now, tokens=more(now.tokens, -1)))
-bug("ready", "A worker may owe one token when it enters a step.", seen=lambda s: replace(s, tokens=more(s.tokens)))
+    left=lambda now, _: replace(now, tokens=plus(now.tokens, -1)))
+bug("ready", "A worker may owe one token when it enters a step.", seen=lambda s: replace(s, tokens=plus(s.tokens)))
 bug("step", "A worker that skips d steps gives 1 token instead of d.",
     told=lambda actions: tuple(Send(a.to, Token(1)) if sends(a, Token) else a for a in actions))
 bug("step", "The tokens of a step go to the first in-neighbor only.",
-    instead=tokens_for_one)
+    instead=give_tokens_to_one)
 bug("step", "Entering a step takes no token out of the queues.",
-    left=on(Advance, lambda now, was, _: replace(now, tokens=was.tokens)))
+    left=after_event(Advance, lambda now, was, _: replace(now, tokens=was.tokens)))
 bug("step", "A skip of d steps takes 1 token instead of d.",
-    left=on(Advance, lambda now, was, _: replace(now, tokens=more(was.tokens, -1))))
+    left=after_event(Advance, lambda now, was, _: replace(now, tokens=plus(was.tokens, -1))))
 bug("_queued", "An update that is too old joins the queue as if it were the oldest that serves.",
     instead=lambda m, original, p, s, source, step: original(p, s, source, max(step, s.step - m.setting.staleness)))
 bug("_served", "Updates of step k − s − 1 still serve in step k.",
@@ -206,56 +206,56 @@ bug("_served", "Backup workers are waited for all the same.",
     instead=lambda m, original, p, s, by:
         original(p, s, by) if m.setting.staleness else all(queue >> (by - 1) & 1 for queue in s.updates))
 bug("step", "Entering a step does not take the used updates out of the queues.",
-    left=on(Advance, lambda now, was, _: replace(now, updates=was.updates)))
+    left=after_event(Advance, lambda now, was, _: replace(now, updates=was.updates)))
 bug("step", "Entering a step throws away updates that came early.",
-    left=on(Advance, lambda now, was, _: replace(now, updates=(0,) * len(was.updates))))
+    left=after_event(Advance, lambda now, was, _: replace(now, updates=(0,) * len(was.updates))))
 bug("_updates_to", "An update is tagged with the next step.", seen=lambda s: replace(s, step=s.step + 1))
 bug("_updates_to", "The last out-neighbor gets no update when there are two.",
     instead=lambda _, original, p, s: original(p, s)[:1])
-bug("step", "NOTIFY-ACK: an update is acknowledged when it arrives, before it is reduced.", instead=acknowledged_early)
+bug("step", "NOTIFY-ACK: an update is acknowledged when it arrives, before it is reduced.", instead=acknowledge_early)
 bug("step", "NOTIFY-ACK: the acknowledgement of the last update is not waited for again.",
-    left=on(SendUpdate, lambda now, *_: replace(now, acked=(True,) * len(now.acked))))
+    left=after_event(SendUpdate, lambda now, *_: replace(now, acked=(True,) * len(now.acked))))
 bug("step", "NOTIFY-ACK: no worker acknowledges.",
     told=lambda actions: tuple(a for a in actions if not sends(a, Ack)))
-bug("_jump", "A worker skips one step more than its limit.", instead=one_too_far)
+bug("_jump", "A worker skips one step more than its limit.", instead=skip_one_too_far)
 bug("_served", "A worker skips ahead without the updates that renew its parameters.",
     instead=lambda _, original, p, s, by: by > 1 or original(p, s, by))
 bug("step", "In fine steps a worker enters the next step right after it has sent.",
-    left=on(SendUpdate, lambda now, *_: replace(now, stage=ENTERING)))
+    left=after_event(SendUpdate, lambda now, *_: replace(now, stage=ENTERING)))
 bug("_jump", "A worker skips as far as its tokens reach, past all who wait for its updates.",
-    instead=lambda m, original, p, s: original(p, replace(s, tokens=more(s.tokens, m.setting.max_ig or 0))))
+    instead=lambda m, original, p, s: original(p, replace(s, tokens=plus(s.tokens, m.setting.max_ig or 0))))
 bug("_jump", "A worker skips to its fastest out-neighbor, past a slower one.",
     seen=lambda s: replace(s, tokens=(max(s.tokens, default=0),) * len(s.tokens)))
 bug("_jump", "A worker skips one step past its slowest out-neighbor.",
-    seen=lambda s: replace(s, tokens=more(s.tokens)))
-bug("_jump", "A worker skips by fewer steps than the trigger asks for.", instead=two_too_soon)
+    seen=lambda s: replace(s, tokens=plus(s.tokens)))
+bug("_jump", "A worker skips by fewer steps than the trigger asks for.", instead=skip_two_too_soon)
 bug("_jump", "A worker skips before it is as far behind as the condition to jump asks for.",
-    instead=from_too_near)
-bug("_jump", "A worker skips by as few steps as it may.", instead=smallest)
+    instead=skip_from_too_near)
+bug("_jump", "A worker skips by as few steps as it may.", instead=skip_smallest)
 bug("_jump", "A worker left behind continues step by step.", instead=lambda *_: 0)
 bug("step", "After a skip the queues stand as after one step.",
-    left=on_skips(lambda now, was: replace(now, updates=tuple(queue >> 1 for queue in was.updates))))
-bug("step", "A worker sends the update of a step that it skipped.", instead=of_a_skipped_step)
-bug("step", "The update of the step that a skip leads to is not sent.", instead=forgotten_after_a_skip)
+    left=after_skip(lambda now, was: replace(now, updates=tuple(queue >> 1 for queue in was.updates))))
+bug("step", "A worker sends the update of a step that it skipped.", instead=send_skipped_update)
+bug("step", "The update of the step that a skip leads to is not sent.", instead=drop_update_after_skip)
 bug("step", "A reduce averages what the one before it has averaged.",
-    left=on(Reduce, lambda now, was, _: replace(now, fresh=was.fresh)))
+    left=after_event(Reduce, lambda now, was, _: replace(now, fresh=was.fresh)))
 bug("step", "What was averaged before a skip is averaged after it.",
-    left=on_skips(lambda now, was:
+    left=after_skip(lambda now, was:
         replace(now, fresh=tuple(f and q > 0 for f, q in zip(was.fresh, now.updates, strict=False)))))
 bug("step", "What comes between reducing and entering is never averaged.",
-    left=on(Advance, lambda now, *_: replace(now, fresh=(False,) * len(now.fresh))))
+    left=after_event(Advance, lambda now, *_: replace(now, fresh=(False,) * len(now.fresh))))
 bug("_used", "Before a skip by several steps a worker averages updates that serve in its old step only.",
     instead=lambda _, original, p, s, by: original(p, s, 1))
 # fmt: on
 
 
-@pytest.mark.parametrize("says", BUGS)
-def test_seeded_bug_is_killed(says):
+@pytest.mark.parametrize("description", BUGS)
+def test_seeded_bug_is_killed(description):
     """The property, configuration and number of steps match its row on the page."""
-    (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {says} | ")]
+    (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {description} | ")]
     _, killer, name, steps = row.strip("| ").split(" | ")
     (configuration,) = [one for one in SMALL if one.name == name]
-    found = replace(configuration, symmetry=False, max_states=25_000).run(configuration.of(BUGS[says][0]))
+    found = replace(configuration, symmetry=False, max_states=25_000).run(configuration.of(BUGS[description][0]))
     finding = found.finding(killer)
     assert (finding.verdict, str(len(finding.trace.steps) or "–")) == ("fails", steps)
     assert len(BUGS) == 35

@@ -34,45 +34,45 @@ DELAYED = "2 of 3, C 1, 4 calls"
 BUGS = bug = Bugs(Partial, PartialState)
 
 
-def alone(machine, original, process, state):
+def count_late_call(machine, original, process, state):
     """By call a gradient whose round is over counts for the open one."""
     called, actions = original(process, state)
     return machine._come(process, called) if state.calls < state.entered else (called, actions)
 
 
-def late_for_nothing(_, original, process, state):
+def ignore_late_arrival(_, original, process, state):
     called, actions = original(process, state)
     return (called, actions) if state.entered == state.version else (replace(called, arrived=state.arrived), ())
 
 
-def drawn_by_itself(machine, _, process, state):
+def draw_own_initiator(machine, _, process, state):
     draws = {"_initiator": lambda self, round_, continuing: (process + 1) % self.num_workers}
     own = {one.name: getattr(machine, one.name) for one in fields(machine) if one.init}
     return type("Partial", (Partial,), draws)(**own)._started(process, state)
 
 
-def as_solo(machine, _, process, state):
+def start_as_solo(machine, _, process, state):
     solo = replace(machine.setting, quorum=QuorumStart.SOLO)
     return Partial(solo, machine.num_workers)._started(process, state)
 
 
-def without_one(machine, _, state):
+def miss_one_share(machine, _, state):
     missing = [known for known in state.shares if not known or known[0].round != state.done]
     return len(missing) <= 1
 
 
-def with_nothing_of_it(_, original, process, state):
+def finish_with_empty_shares(_, original, process, state):
     empty = (Share(state.done, ()),)
     shares = tuple(known if known and known[0].round == state.done else empty + known for known in state.shares)
     return original(process, replace(state, shares=shares))
 
 
-def as_of_done(_, original, process, state):
+def end_at_done_round(_, original, process, state):
     ended, actions = original(process, replace(state, arrived=put(state.arrived, process, state.done)))
     return replace(ended, arrived=state.arrived), actions
 
 
-def endlessly(machine, original, process, state):
+def start_endlessly(machine, original, process, state):
     lasts = state.lasts
     if state.last is not None:
         state = replace(state, lasts=(max(state.last, state.entered),) * len(lasts))
@@ -80,17 +80,17 @@ def endlessly(machine, original, process, state):
     return replace(started, lasts=lasts), actions
 
 
-def never_again(machine, original, process, state):
+def never_start_after_end(machine, original, process, state):
     return original(process, state) if state.last is None else (state, ())
 
 
-def noted_only(_, original, process, state, event):
+def only_record_end(_, original, process, state, event):
     if not brings(event, Ended):
         return original(process, state, event)
     return replace(state, lasts=put(state.lasts, event.source, event.message.round)), ()
 
 
-def ending_early(machine, original, process, state, event):
+def announce_end_early(machine, original, process, state, event):
     after, actions = original(process, state, event)
     if isinstance(event, End) or not after.calls == machine.calls[process] > state.calls:
         return after, actions
@@ -147,8 +147,8 @@ bug("_finished", "A newer result is dropped while an older one waits.", LATEST,
 bug("_taken", "By call all results are taken at once, so a late worker calls less often.", MAJORITY_CALL,
     left=lambda now, was: replace(now, results=(), version=was.done))
 # Who counts for a round, and starts it.
-bug("_called", "A gradient that missed a round does not count for the open one.", SOLO, instead=late_for_nothing)
-bug("_called", "By call a gradient whose round is over counts for the open one.", SOLO_CALL, instead=alone)
+bug("_called", "A gradient that missed a round does not count for the open one.", SOLO, instead=ignore_late_arrival)
+bug("_called", "By call a gradient whose round is over counts for the open one.", SOLO_CALL, instead=count_late_call)
 bug("_is_quorate", "A round starts when one worker fewer than the quorum has come.", QUORUM,
     instead=lambda m, _, come, counted: come >= max(1, m.setting.needed(counted) - 1))
 bug("_is_quorate", "A round waits for one worker more than the quorum.", QUORUM,
@@ -163,9 +163,9 @@ bug("_started", "Ended workers are asked for like others.", QUORUM,
     seen=lambda s: replace(s, lasts=(CONTINUES,) * len(s.lasts)))
 bug("_initiator", "A worker that has ended is drawn, and no other takes its place.", MAJORITY,
     instead=lambda m, original, round_, continuing: original(round_, range(m.num_workers)))
-bug("_started", "The first to come starts the round, drawn or not.", MAJORITY, instead=as_solo)
+bug("_started", "The first to come starts the round, drawn or not.", MAJORITY, instead=start_as_solo)
 bug("_started", "Each worker draws from another seed, so they differ on who starts a round.", MAJORITY,
-    instead=drawn_by_itself)
+    instead=draw_own_initiator)
 bug("_started", "A worker that came for the round before counts for the open one.", QUORUM,
     seen=lambda s: replace(s, arrived=tuple(known + 1 if known else 0 for known in s.arrived)),
     left=lambda now, was: replace(now, arrived=was.arrived))
@@ -173,8 +173,8 @@ bug("step", "An arrival that was heard of late counts, and one for a later round
     left=lambda now, was, event: replace(now, arrived=put(now.arrived, event.source, event.message.round + 1))
         if brings(event, Arrived) else now)
 # Sums.
-bug("_is_summed", "A sum is over when one worker has not entered it.", SOLO, instead=without_one)
-bug("_finished", "A sum is over when one worker has not entered it.", instead=with_nothing_of_it)
+bug("_is_summed", "A sum is over when one worker has not entered it.", SOLO, instead=miss_one_share)
+bug("_finished", "A sum is over when one worker has not entered it.", instead=finish_with_empty_shares)
 bug("_shared", "What a worker brings to a round that this worker is not in yet is dropped.", SOLO,
     instead=lambda _, original, s, source, share: s if share.round >= s.entered else original(s, source, share))
 bug("_shared", "What another worker brings to the next round is dropped by a thread that is still in the round before.",
@@ -195,14 +195,14 @@ bug("_shared", "A share that comes twice is kept for the next round.", WILD,
 # Ends.
 bug("_ended", "A worker that ends sends no word of it.", SOLO, told=lambda actions: ())
 bug("_ended", "A worker that ends needs the rounds that are done, not the one that its last gradient waits for.", SOLO,
-    instead=as_of_done)
+    instead=end_at_done_round)
 bug("step", "The last round is the one that was heard of last, not the largest.", SOLO,
     left=lambda now, was, event: replace(now, lasts=tuple(
         known if known == CONTINUES else event.message.round for known in now.lasts)) if brings(event, Ended) else now)
-bug("_started", "Where all have ended one round starts after another, needed or not.", SOLO, instead=endlessly)
-bug("_started", "Where all have ended nothing starts any more.", MAJORITY, instead=never_again)
-bug("step", "That a worker has ended does not start a round that waited for it.", MAJORITY, instead=noted_only)
-bug("step", "A worker says with its last call that it has ended, before it comes.", SOLO, instead=ending_early)
+bug("_started", "Where all have ended one round starts after another, needed or not.", SOLO, instead=start_endlessly)
+bug("_started", "Where all have ended nothing starts any more.", MAJORITY, instead=never_start_after_end)
+bug("step", "That a worker has ended does not start a round that waited for it.", MAJORITY, instead=only_record_end)
+bug("step", "A worker says with its last call that it has ended, before it comes.", SOLO, instead=announce_end_early)
 bug("_may_begin", "A worker's thread enters no more rounds once it has said that its worker has ended.", SOLO,
     instead=lambda _, original, s: original(s) and not (s.resting and not s.buffer))
 bug("_may_begin", "A thread enters one more round after the last one.", SOLO,
@@ -239,9 +239,9 @@ def test_all_properties_hold_for_every_pair_of_factors():
     assert sum(exploration.states for exploration in found.values()) == 63_042
 
 
-@pytest.mark.parametrize("says", BUGS)
-def test_seeded_bug_is_killed(says):
-    kind, where = BUGS[says]
+@pytest.mark.parametrize("description", BUGS)
+def test_seeded_bug_is_killed(description):
+    kind, where = BUGS[description]
     for name in where:
         configuration = BY_NAME[name]
         enough = 60_000 if name is DELAYED else 6_000

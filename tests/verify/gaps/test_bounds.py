@@ -112,7 +112,7 @@ def random_setting(rng, name, graph):
     }[name]
 
 
-def at_most(matrix, limit):
+def is_at_most(matrix, limit):
     return all(
         b is None or (a is not None and a <= b)
         for row, limits in zip(matrix, limit, strict=True)
@@ -131,7 +131,7 @@ def test_exact_bounds_match_exhaustive_exploration(name, graphs, record_property
         exact, paper = exact_bounds(graph, setting), published_bounds(graph, setting)
         reached, search = attained_bounds(graph, setting, exact)
         assert reached == exact, (graph.edges, setting)
-        assert at_most(exact, paper), (graph.edges, setting)
+        assert is_at_most(exact, paper), (graph.edges, setting)
         events = events_of(graph, setting)
         for j, near in enumerate(map(set.union, map(set, graph.sources), map(set, graph.targets))):
             of_near = {i: exact[i][j] for i in near if exact[i][j] is not None}
@@ -145,7 +145,7 @@ def test_exact_bounds_match_exhaustive_exploration(name, graphs, record_property
         assert (below_paper == 0) == (name in {"standard", "staleness"})
 
 
-def plus(bound, amount):
+def add(bound, amount):
     return None if bound is None else bound + amount
 
 
@@ -159,8 +159,8 @@ def test_capacities_of_one_worker_match_all_pairs_bounds():
         setting = random_setting(rng, rng.choice(SETTINGS), graph)
         exact = exact_bounds(graph, setting)
         for w in range(n):
-            updates = {u: plus(exact[u][w], 1) for u in graph.sources[w]}
-            sent = {v: plus(exact[w][v], 1) for v in graph.targets[w]}
+            updates = {u: add(exact[u][w], 1) for u in graph.sources[w]}
+            sent = {v: add(exact[w][v], 1) for v in graph.targets[w]}
             if None in {*updates.values(), *sent.values()}:
                 check_error(InputError, "without limit", capacities_of, graph, setting, w)
                 continue
