@@ -279,7 +279,7 @@ def evaluate(optimizer, action=lambda: None):
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("place", ["step", "mean_model", "finish", "save_checkpoint"])
 def test_grown_buffer_raises_with_its_name_in_every_call(ranks, kind, place, tmp_path):
-    """The buffer grows on all workers, so that no worker waits; `test_numerical_regressions` tests growth on one worker."""
+    """The buffer grows on all workers; `test_numerical_regressions` tests growth on one worker."""
 
     def work(world):
         model = Growing()
