@@ -201,11 +201,11 @@ def test_planner_output_matches_the_tutorial(folder, capsys):
         if match := ROW.search(line):
             name = below if below.startswith("  ") else table[table.index(below) + 1]
             option = front[name.strip()]
-            shown_numbers = (option["communication_seconds_per_step"], option["step_seconds"], option["steps_ratio"])
+            costs = (option["communication_seconds_per_step"], option["step_seconds"], option["steps_ratio"])
             assert match.groups() == (
-                f"{shown_numbers[0] * 1e3:.4g} ms",
-                f"{shown_numbers[1] * 1e3:.4g} ms",
-                f"{shown_numbers[2]:.3f}",
+                f"{costs[0] * 1e3:.4g} ms",
+                f"{costs[1] * 1e3:.4g} ms",
+                f"{costs[2]:.3f}",
             )
             seen += 1
     assert seen == 4

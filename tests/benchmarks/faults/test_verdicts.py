@@ -101,9 +101,7 @@ def corrupt(diaries, kind):
     entry = diaries[2][4]
     assert (entry[0], entry[2]) == ("leaves", 1)
     rows = entry[3]
-    one = next(
-        row for row in range(WORKERS) if rows[row][0]
-    )  # on a ring not every worker has reached every other by then
+    one = next(row for row in range(WORKERS) if rows[row][0])  # a ring has not connected all workers by then
     if kind == "a partial sum":
         rows[one] = [rows[one][0] / 2, rows[one][1]]
     elif kind == "weights that do not sum to 1":
@@ -371,12 +369,7 @@ ENDS = {
         "late: worker 1 ended after 8.5 s, limit 8.4 s",
     ),
     "never ends": ("static", [SOON, SOON, SOON[:1]], {}, "late: worker 2 ended never"),
-    "names another worker": (
-        "static",
-        [SOON, ending(12.0, "waits for worker 1"), SOON],
-        {},
-        "unnamed: {1: 'waits for ",
-    ),
+    "blames worker 1": ("static", [SOON, ending(12.0, "waits for worker 1"), SOON], {}, "unnamed: {1: 'waits for "),
     "with a gap names the missing token": ("gap tokens", [LACKED] * 3, {}, None),
     "with a gap names no token": ("gap tokens", [LACKED, SOON, LACKED], {}, "vague: {1: 'worker 3 was killed'}"),
     "should have finished": ("static", [SOON] * 4, MUST, UNDONE),

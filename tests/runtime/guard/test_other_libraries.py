@@ -204,12 +204,7 @@ def compile_step(model):
         (lambda model: compile_step(DistributedDataParallel(CallsSubmodules(model))), True),
         (lambda model: compile_step(DistributedDataParallel(CallsSubmodules(model))), False),
     ],
-    ids=[
-        "compiled wrapper",
-        "wrapper of a compiled model",
-        "that calls the submodules",
-        "that calls the submodules, later",
-    ],
+    ids=["compiled wrapper", "wrapper of a compiled model", "calls submodules", "calls submodules, later"],
 )
 @pytest.mark.usefixtures("group", "no_garbage_collection")
 def test_ddp_is_detected_with_torch_compile(ranks, wrap, before):

@@ -39,9 +39,7 @@ def bytes_sent(ranks, schedule, rows_of):
 
     each = ranks.run(schedule.num_workers, step)
     cluster, (route,) = schedule.cluster, schedule.routes.tables
-    announced = (
-        3 if route.way is Placement.SHARDED else 2
-    )  # announcements: of the lookup, of the gradients, of the end of the step
+    announced = 3 if route.way is Placement.SHARDED else 2  # lookup, gradients, end of the step
     fits = 4 * int(
         route.way is Placement.SHARDED and route.codec.rounds
     )  # whether the rows of each owner fit their codec
@@ -85,9 +83,7 @@ def test_later_steps_send_indices_in_space_reserved_by_the_calls(ranks):
     separate, filled, too_many = (3 * (calls + count * rows) for count in (12, 16, 24))
     in_space = 3 * 3 * room
     schedule = schedule_of("4x1", Placement.SHARDED, rows=2 * ROWS)
-    found = lookup_bytes(
-        ranks, schedule, [lambda _, count=count: torch.arange(4 * count) for count in (12, 12, 16, 24)]
-    )
+    found = lookup_bytes(ranks, schedule, [lambda _, n=n: torch.arange(4 * n) for n in (12, 12, 16, 24)])
     steps = [separate, separate - 3 * 12 * 4 + in_space, filled - 3 * 16 * 4 + in_space, too_many + in_space]
     assert found == [steps] * 4
 
@@ -148,11 +144,7 @@ def price_of(schedule, touched):
         ("3,1", Placement.SHARDED, {"codec": "int8", "hosts": (3, 1)}),
         ("2x2", Placement.GATHER, {"codec": "bfloat16"}),
         ("4x1", Placement.GATHER, {"codec": "int8"}),
-        (
-            "3,1",
-            Placement.GATHER,
-            {},
-        ),  # one worker holds as much as three of the other node share; all messages have its length
+        ("3,1", Placement.GATHER, {}),  # one worker holds as much as three share; all messages have that length
         (INTERLEAVED, Placement.GATHER, {}),
         (INTERLEAVED, Placement.GATHER, {"local": False}),
         (INTERLEAVED, Placement.SHARDED, {"codec": "float16"}),
