@@ -70,8 +70,8 @@ def fewest_factors(number: int, largest: int) -> tuple[int, ...] | None:
 
 def number_rows(*columns: npt.NDArray[Any]) -> Whole:
     """Number the distinct rows of a table given by columns, and return the number of every row."""
-    found = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
+    found = np.unique(columns[0], return_inverse=True)[1]
+    for column in columns[1:]:
         values, place = np.unique(column, return_inverse=True)
         found = np.unique(found * len(values) + place, return_inverse=True)[1]
     return found
