@@ -89,25 +89,22 @@ class Kind:
         return Schedule("under-faults", self.cluster, self.strategy, failure_plan=plan)
 
     @property
+    def fragments(self) -> int:
+        return self.strategy.payload.num_fragments
+
+    @property
     def ends(self) -> npt.NDArray[np.int64]:
         """The steps of a round after which each fragment has its turn, shape (fragments,)."""
-        return (
-            np.arange(1, self.strategy.payload.num_fragments + 1)
-            * self.steps_a_round
-            // self.strategy.payload.num_fragments
-        )
+        return np.arange(1, self.fragments + 1) * self.steps_a_round // self.fragments
 
     def is_due(self, step: int) -> npt.NDArray[np.bool_]:
         """Return which rows have their turn after a step, shape (rows,)."""
-        return (
-            np.repeat(self.ends, rows_of(self.strategy.payload.num_fragments))[:WORKERS]
-            == step % self.steps_a_round + 1
-        )
+        return np.repeat(self.ends, rows_of(self.fragments))[:WORKERS] == step % self.steps_a_round + 1
 
     def turn_of(self, step: int) -> int:
         """Return the number of the next turn after a step."""
         round_, before = divmod(step, self.steps_a_round)
-        return round_ * self.strategy.payload.num_fragments + int((self.ends <= before).sum())
+        return round_ * self.fragments + int((self.ends <= before).sum())
 
 
 def rows_of(fragments: int) -> list[int]:
