@@ -28,13 +28,13 @@ IN_STEPS = [name for name, row in ROWS.items() if any(moment.is_in_step for mome
 PERMANENT = [name for name in IN_STEPS if ROWS[name].when is When.ALWAYS]
 ELSEWHERE = {"rank of a sharded model alone": "processes/test_sharded_models.py"}
 """Checks that need several processes for each worker, and the file that tests them."""
-BY_WAYS_OUT = {
+BY_SUGGESTED_FIXES = {
     "uninitialized parameter", "parameter on the meta device", "sparse parameter", "parameter of another dtype",
     "two tensors in one memory", "optimizer of another model", "state of a new group", "loaded in mean model",
     "added parameter not wrapped", "live model used", "models begin apart", "skip where means are changed",
     "backward after average gradients", "plain optimizer stepped",
 }  # fmt: skip
-"""Checks of which scripts in `test_ways_out.py` raise the error and then apply its remedy."""
+"""Checks of which scripts in `test_suggested_fixes.py` raise the error and then apply its remedy."""
 CASES = {}
 
 
@@ -345,13 +345,13 @@ def is_reported(name, said):
 
 
 def test_every_row_has_a_case():
-    assert set(CASES) | set(ELSEWHERE) | BY_WAYS_OUT == set(ROWS)
+    assert set(CASES) | set(ELSEWHERE) | BY_SUGGESTED_FIXES == set(ROWS)
     folder = Path(__file__).parents[1]
     for name, file in ELSEWHERE.items():
         text = (folder / file).read_text()
         assert pattern_of(ROWS[name]).pattern.split(".*")[1].split(",")[0].replace("\\", "") in text
-    ways = re.findall(r'@way\("(.*)"\)', (folder / "test_ways_out.py").read_text())
-    assert all(any(way in ROWS[name].message for way in ways) for name in BY_WAYS_OUT)
+    fixes = re.findall(r'@fix\("(.*)"\)', (folder / "test_suggested_fixes.py").read_text())
+    assert all(any(fix in ROWS[name].message for fix in fixes) for name in BY_SUGGESTED_FIXES)
 
 
 @pytest.mark.usefixtures("group")

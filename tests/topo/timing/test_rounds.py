@@ -24,8 +24,8 @@ from partreduce.topo.timing.tables import NUMBER_BYTES, exchange, exchanges
 from partreduce.types import CodecSeconds, ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, RowAccess, Switch
 
 
-def lockstep(seconds, setting, *, word=0.0, sum_seconds=0.0):
-    """Return the rate in lockstep: workers start each round together, as far as the round waits for them."""
+def synchronous_rate(seconds, setting, *, word=0.0, sum_seconds=0.0):
+    """Return the rate if workers start each round together, as far as the round waits for them."""
     needed = 1 if setting.quorum == "majority" else setting.needed(seconds.shape[1])
     starts = seconds.T if setting.quorum == "majority" else [np.sort(seconds, axis=1)[:, needed - 1]]
     period = float(np.mean([come.mean() for come in starts])) + word + sum_seconds
@@ -41,8 +41,8 @@ def test_balance_matches_hand_computed_rates():
         assert found.gradients_per_second == pytest.approx(7.2)
     # An all-reduce of 0.5 s allows two rounds per second.
     assert balance(seconds, PartialAllReduce(quorum=2), sum_seconds=0.5).active == pytest.approx(3.6)
-    # In lockstep the seven are in every round, and the slow one is in every fifth or sixth.
-    found = lockstep(seconds, PartialAllReduce(quorum=7), word=0.05, sum_seconds=0.05)
+    # If rounds start together, the seven are in every round, and the slow one is in every fifth or sixth.
+    found = synchronous_rate(seconds, PartialAllReduce(quorum=7), word=0.05, sum_seconds=0.05)
     assert (found.seconds, found.active) == (pytest.approx(1.1), pytest.approx(7 + 1.1 / 5))
     # Majority of equals: half a step, and a whole one with probability 1/n, so (n+1)/2n of a step; no worker idles.
     even = balance(np.ones((1, 8)), PartialAllReduce(quorum="majority"))
@@ -62,7 +62,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("compute", "sum_seconds", "numbers"), CASES)
-def test_simulated_quorum_lies_between_independent_and_lockstep_workers(compute, sum_seconds, numbers):
+def test_simulated_quorum_lies_between_independent_and_synchronous_workers(compute, sum_seconds, numbers):
     """The gradients per second of 8 workers are within an eighth; up to half of the workers run independently."""
     hardware = Hardware(inside=Link(1e-5), nic=Link(1e-4, sum_seconds / 1.75e6), model_bytes=1_000_000)
     seconds = sample_seconds(compute, 8)
@@ -73,7 +73,7 @@ def test_simulated_quorum_lies_between_independent_and_lockstep_workers(compute,
         ).observed.quorum
         costs = {"word": 1e-4, "sum_seconds": float((record.summed[1] - record.summed[0]).mean())}
         rate = record.rates(warm_up=30)[1]
-        free, step = (many(seconds, schedule.strategy.sync, **costs) for many in (balance, lockstep))
+        free, step = (many(seconds, schedule.strategy.sync, **costs) for many in (balance, synchronous_rate))
         least, most = sorted((free.gradients_per_second, step.gradients_per_second))
         assert least * 0.875 < rate < most * 1.125, number
         if number != 7:
