@@ -74,6 +74,21 @@ class Exploration:
             raise UndecidedError(f"explored {self.states} states and stopped at the limit; raise max_states")
         return self
 
+    def __str__(self) -> str:
+        """Format one line per property, then the size of the search."""
+        lines = []
+        for finding in self.findings:
+            if finding.verdict == "fails":
+                length = len(finding.trace.steps) if finding.trace else 0
+                lines.append(f"{finding.name}: fails after {length} steps: {finding.problem}")
+            elif finding.verdict == "holds":
+                lines.append(f"{finding.name}: holds in {self.states} states")
+            else:
+                lines.append(f"{finding.name}: unknown, cut at {self.states} states")
+        rate = self.states / self.seconds if self.seconds else 0.0
+        lines.append(f"{self.states} states, {self.transitions} transitions, depth {self.depth}, {rate:.0f} states/s")
+        return "\n".join(lines)
+
 
 def explore(
     machine: Any,

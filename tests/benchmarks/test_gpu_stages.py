@@ -44,6 +44,6 @@ def test_cells_and_comparisons_can_be_pickled():
         assert pickle.loads(pickle.dumps(partial(comparison, seconds=0.1))).keywords["seconds"] == 0.1
 
 
-def test_unknown_delay_place_is_rejected():
+def test_delay_that_affects_no_operation_is_rejected():
     with pytest.raises(AssertionError, match="static: nothing is late at nowhere"):
         run_cell(BY_NAME["static"], "pretended", place="nowhere", seconds=0.001)

@@ -212,7 +212,7 @@ def test_strategy_page_follows_the_template_and_is_listed(page):
 
 
 @pytest.mark.parametrize("page", STRATEGIES, ids=lambda page: page.stem)
-def test_every_strategy_on_a_page_loads_and_is_proved(page):
+def test_every_strategy_on_a_page_loads_and_is_not_refuted(page):
     shown = blocks(page.read_text(encoding="utf-8"), "json")
     assert shown
     for text in shown:

@@ -306,7 +306,7 @@ def error_of(function, arguments):
 
 @pytest.mark.parametrize("function", [pytest.param(found, id=name) for name, found in public_callables()])
 @pytest.mark.filterwarnings("ignore")
-def test_wrong_type_raises_one_line_or_is_accepted(function, tmp_path, monkeypatch):
+def test_wrong_type_raises_a_one_line_error_or_is_accepted(function, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [one for one in inspect.signature(function).parameters.values() if one.kind not in kinds]

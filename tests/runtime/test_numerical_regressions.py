@@ -167,7 +167,7 @@ def test_state_saved_inside_a_step_normalized_round_is_rejected(world):
 
 @on_ranks(2, [(0.25, 2)] * 2)
 def test_skip_after_average_gradients_raises_and_zero_grad_works(world):
-    """The worker that skipped once got 0.5 and the others 0.25."""
+    """Once the worker that skipped got 0.5 and the others 0.25."""
     model, optimizer = make_optimizer(world, st.AllReduce())
     model.backward(1.5 * world.rank)
     optimizer.average_gradients()

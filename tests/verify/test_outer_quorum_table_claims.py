@@ -202,7 +202,7 @@ def test_smaller_staleness_bounds_and_synchronous_certificates_are_refused():
 # Table claims: prover, checker and a count row by row agree, and nothing else holds
 
 
-def test_table_claims_are_essential_for_sparse_tables_only():
+def test_table_claims_are_essential_unless_all_tables_are_dense():
     proof = prove(SCHEDULES["tables"])
     assert proof.essential >= {"one-owner", "table-order"}
     assert proof.verdict is Status.PROVED

@@ -1,4 +1,4 @@
-"""Every injector has its effect on processes that only sleep."""
+"""Every injector has its effect, observed from outside the injector."""
 
 import os
 import re

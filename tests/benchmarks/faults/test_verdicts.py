@@ -191,7 +191,7 @@ ALL, REST = [-1, [0, 1, 2, 3]], [3, [0, 1, 2]]
 
 
 def step_of(kind, turn):
-    """Return the step after which a turn ends."""
+    """Return the step after which a turn takes place."""
     return next(step for step in range((turn + 1) * kind.steps_a_round, -1, -1) if kind.turn_of(step) == turn)
 
 

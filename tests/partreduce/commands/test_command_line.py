@@ -434,7 +434,7 @@ def test_simulate_usage_error_is_one_line_with_its_exit_code(capsys, figure_10, 
     ("num_nodes: 2\nworkers_per_node: 2\nhardware: {jitter: -1}\n", "hardware.jitter"),
     ("num_nodes: 0\nworkers_per_node: 2\n", "num_nodes"),
 ])  # fmt: skip
-def test_invalid_cluster_file_is_no_usage_error(capsys, tmp_path, text, words):
+def test_invalid_cluster_file_is_not_a_usage_error(capsys, tmp_path, text, words):
     (path := tmp_path / "cluster.yaml").write_text(text)
     assert words in run_error(capsys, "design", path, code=65)
 

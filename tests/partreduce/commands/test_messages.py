@@ -50,7 +50,7 @@ def test_misplaced_file_is_recognized(folder, capsys, command, text, hint):
     ("design 2x2 --set compute=1e300s", 2, "'1e300s' is too large or too small for a time; write it such as"),
     ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number and a unit, such as"),
 ])  # fmt: skip
-def test_usage_error_comes_before_any_work(folder, capsys, arguments, code, text):
+def test_error_comes_before_any_work_in_one_line(folder, capsys, arguments, code, text):
     """Regression: some were tracebacks, and a missing output folder was found only after minutes of measuring."""
     write_schedule("schedule.json", Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
     (folder / "train.py").write_text("")

@@ -28,7 +28,9 @@ def test_iteration_gap_run_is_described_and_drawn(gap_file, tmp_path):
     picture = tmp_path / "gaps.svg"
     text = run(*options, "-o", picture)
     facts = json.loads(run(*options, "--json"))["gaps"]
-    assert facts["largest_over_edges"] == facts["proved_over_edges"] == 4, "the slow worker runs out of tokens"
+    assert facts["largest_over_edges"] == facts["proved_over_edges"] == 4, (
+        "neighbors of the slow worker run out of tokens"
+    )
     assert facts["largest_over_edges"] <= facts["largest_over_pairs"]
     assert 0 < facts["share_skipped"] < 1 / 8
     assert facts["longest_queue"] <= 5

@@ -168,7 +168,7 @@ def test_json_and_python_name_the_same_sets(made, sets, tmp_path, capsys):
     assert proof.without_consensus().require().verdict == "proved"
 
 
-def test_each_set_of_a_gap_needs_at_most_one_update_of_the_other():
+def test_each_set_of_a_gap_can_do_without_the_other():
     schedule = backup()
     one, other = prove(schedule).can_part
     assert not set(one) & set(other)

@@ -172,7 +172,7 @@ def test_rules_of_too_many_local_ranks_are_skipped_and_listed():
     assert not any("no rules" in text for text in not_weighed(usual))
 
 
-def test_billion_workers_need_no_array_per_worker():
+def test_billion_workers_need_no_array_over_all_workers():
     large = large_job("1000000x1000")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert Slowdown.of(large).is_even

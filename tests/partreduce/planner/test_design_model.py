@@ -154,7 +154,7 @@ def test_tables_without_row_access_stay_dense(place):
     ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; it is not known"),
     ("", "write FILE.py:NAME"),
 ])  # fmt: skip
-def test_unreadable_model_is_one_line(place, name, words):
+def test_unreadable_model_is_a_one_line_error(place, name, words):
     with pytest.raises(InputError) as refusal:
         read_model(place + name, CLUSTER)
     assert words in str(refusal.value)

@@ -166,7 +166,7 @@ def test_hardware_of_survivors_is_renumbered():
     assert both.hardware.switches == (Switch((0, 1), slow),)
 
 
-def test_invalid_failure_counts_are_rejected():
+def test_unsupported_failure_plans_are_rejected():
     check_error(
         InputError, "tolerate_failures: expected 1 to 4, got 5 of 6 workers; tolerate fewer failures", job, 3, 2, 5
     )

@@ -222,7 +222,7 @@ def test_pilot_bounds_the_price_of_delay(options):
     assert measured.time_at_worst == pytest.approx(late.step_seconds * (1.13 + 0.02 * 2.5))
 
 
-def test_pipeline_at_worst_costs_the_most_expensive_task(options):
+def test_pipeline_at_worst_has_the_price_of_the_most_expensive_task(options):
     pipeline = next(option for option in options if option.delay is Delay.PIPELINE)
     assert pipeline.time_at_worst == pytest.approx(pipeline.step_seconds * 2.1, rel=0.01)
 
@@ -336,7 +336,7 @@ def test_equal_drift_is_decided_by_communication():
     assert chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL, "equal drift, less communication"
 
 
-def test_reasons_name_the_task_that_suits_the_fastest_least():
+def test_reasons_say_that_the_fastest_is_slow_on_its_worst_task():
     place = replace(JOB.cluster, hardware=replace(HARDWARE, nic=Link.of_bandwidth(8e9)))
     asked = replace(JOB, cluster=place, optimizer=Optimizer.ADAM, sync=Delay.SYNCHRONOUS)
     options = [option for option in competitors(asked, until=0.0) if is_simple(option)]

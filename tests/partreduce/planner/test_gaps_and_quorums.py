@@ -149,7 +149,7 @@ def test_reasons_state_what_a_gap_gains_and_costs(long_steps, slow_worker):
     assert "of an even share, and that is the only one who sees some of the data" in text
 
 
-def test_gaps_are_not_simulated_without_slow_workers():
+def test_gaps_are_simulated_only_for_slow_workers_or_on_request():
     assert simulate_gaps(job()) == ([], [])
     assert simulate_gaps(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
     options, _ = simulate_gaps(job(gap=True))
@@ -266,7 +266,7 @@ def test_queue_depth_fits_the_longest_step_and_the_memory():
 
     asked = quorum_job(hardware=ONE_SLOW)
     late = {one.quorum: one.staleness for one in settings(asked)}
-    assert late[7] < late[4] < late["solo"], "slow workers span this many rounds"
+    assert late[7] < late[4] < late["solo"], "that many rounds pass during a slow step"
     tight = replace(asked, max_queues=8e6)
     assert {one.staleness for one in settings(tight)} == {3}, "two arrays per result, and two more"
     with pytest.raises(UndecidedError, match="max-queues 1000000 bytes: the least that was found are 4000000"):

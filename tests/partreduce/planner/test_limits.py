@@ -303,7 +303,7 @@ def test_random_step_times_are_sampled_for_the_best_options(disturbance):
     assert found.recommendation.step_error > 0, "sampled step times have an error"
     for option in (one for one in found.options if one.facts is None):
         once = measure(option.schedule, even, algorithm=option.algorithm).step_seconds
-        assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), "sampling lengthens steps"
+        assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), "random step times only lengthen steps"
 
 
 def test_extrapolated_option_is_not_recommended():

@@ -147,7 +147,7 @@ def test_hierarchical_algorithm_is_named():
     words, asked = "as its file says: algorithm hierarchical", job(algorithm=AllReduceAlgorithm.HIERARCHICAL)
     chosen = recommend(competitors(asked, names=("allreduce",)), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
-    assert chosen.schedule.strategy.transport.algorithm is AllReduceAlgorithm.HIERARCHICAL, "in its file"
+    assert chosen.schedule.strategy.transport.algorithm is AllReduceAlgorithm.HIERARCHICAL, "the schedule states it"
 
 
 def test_million_workers_are_planned_from_rules():

@@ -174,7 +174,7 @@ def test_staleness_bounds_the_measured_ages(staleness, sync):
         assert 0 < found.mean_age <= found.largest_age
 
 
-def test_asynchronous_server_without_links_takes_the_compute_time():
+def test_server_without_links_takes_the_compute_time():
     timeline = simulate(Schedule("s", CLUSTER, Server(synchronous=False)), num_rounds=5)
     assert timeline.makespan == 0.0
     free = Hardware(compute=0.5, model_bytes=8)

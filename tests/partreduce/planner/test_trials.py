@@ -158,7 +158,7 @@ def settle(asked, options, effort=1e3):
 
 
 @pytest.mark.parametrize(("order", "is_late"), [(UpdateOrder.ADAPT_THEN_COMBINE, False), (UpdateOrder.DPSGD, True)])
-def test_a_trial_has_the_predicted_memory_and_a_late_distance_only_if_averages_are_delayed(order, is_late):
+def test_trial_memory_matches_the_prediction_and_late_distance_needs_delay(order, is_late):
     asked = job()
     ring = registry.build("ring", asked.cluster)
     schedule = replace(ring, strategy=replace(ring.strategy, sync=IterationGap(update_order=order)))
@@ -265,7 +265,9 @@ def test_option_that_wins_only_at_the_stated_slowdown_is_excluded():
     assert text.startswith(f"{chosen.name} (if they were half as slow, it would take 1.")
     assert text.endswith(f"times as long as {plain.name})")
     assert not check.lost(chosen, [chosen, replace(just_behind, steps_ratio=5 * just_behind.steps_ratio)])
-    assert not check.lost(just_behind, [chosen, just_behind]), "common rounds answer no slow worker"
+    assert not check.lost(just_behind, [chosen, just_behind]), (
+        "a schedule with common rounds is no answer to slow workers"
+    )
     for other in (replace(asked, gap=True), replace(asked, take=chosen.name)):
         assert not SteadyCheck(other, check.clock, 1e3).lost(chosen, [chosen, just_behind]), "the option was requested"
     late = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 0.0)

@@ -202,7 +202,7 @@ def test_verify_reads_stdin_and_writes_the_certificate_to_stdout(figure_10, tmp_
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["design", "--list"], ["schema"]], ids=" ".join)
-def test_full_disk_on_stdout_is_one_line(arguments, tmp_path):
+def test_full_disk_on_stdout_is_a_one_line_error(arguments, tmp_path):
     """Regression: a full disk was a traceback and exit code 1."""
     full, log = os.open("/dev/full", os.O_WRONLY), tmp_path / "log"
     with log.open("wb") as err:

@@ -87,7 +87,7 @@ def test_runs_of_one_schedule_are_repeats(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("text", "words"), [(None, "holds no trace-RANK.json"), ("{}", "is not a trace of this")])
-def test_folder_without_traces_is_one_line(tmp_path, capsys, text, words):
+def test_folder_without_traces_is_a_one_line_error(tmp_path, capsys, text, words):
     if text is not None:
         (tmp_path / "trace-00000.json").write_text(text)
     (line,) = ran(capsys, ["report", str(tmp_path)], 74).err.splitlines()

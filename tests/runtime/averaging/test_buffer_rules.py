@@ -203,7 +203,7 @@ def test_mean_model_has_worker_0s_mask_if_initial_masks_differ(ranks, kind):
 
 @pytest.mark.parametrize("initial", ["broadcast", "keep"])
 def test_mask_values_on_all_workers_select_the_mask_rule(ranks, initial):
-    """`trend` has the values of a mask on one worker only, so all workers use MEAN for it."""
+    """With `keep` only worker 0's `trend` has mask values, so all use MEAN; `broadcast` gives all worker 0's values."""
 
     def work(world):
         keep = torch.tensor([1.0, 1.0, 0.0]).roll(world.rank) if world.rank else torch.ones(3)
@@ -225,7 +225,7 @@ def test_mask_values_on_all_workers_select_the_mask_rule(ranks, initial):
         assert (rules[0]["keep"], rules[0]["trend"]) == (BufferRule.FIRST, BufferRule.MEAN)
         assert keep == ([1.0, 1.0, 1.0],) * 3
         assert trend == ([0.5, 1.5],) * 3
-    else:  # worker 0's `keep` is uniform, and its `trend` has zeros and ones
+    else:  # all have worker 0's values: a uniform `keep`, and a `trend` of zeros and ones
         assert (rules[0]["keep"], rules[0]["trend"]) == (BufferRule.MEAN, BufferRule.FIRST)
 
 
@@ -351,7 +351,7 @@ def test_shape_check_does_not_hide_an_error_inside_mean_model(world):
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_buffers_without_a_mean_stay_local_until_mean_model_or_finish(ranks, kind):
+def test_buffers_without_a_mean_are_worker_0s_in_mean_model_and_after_finish(ranks, kind):
     def work(world):
         rank = world.rank
         model = Holder(

@@ -232,9 +232,8 @@ def test_unit_weights_sum_to_one_and_match_the_request(dtype):
         own, others = unit_weights(wanted[1:], dtype)
         used = torch.tensor([own, *others], dtype=precision).double().tolist()  # as torch multiplies
         assert sum(map(Fraction, used)) == 1
-        error = 8 * 2.0 ** (
-            -54 if precision == torch.float64 else -25
-        )  # the own weight absorbs the error of the eight others
+        # The own weight absorbs the error of the eight others.
+        error = 8 * 2.0 ** (-54 if precision == torch.float64 else -25)
         assert used == pytest.approx([float(weight) for weight in wanted], rel=0, abs=error)
 
 

@@ -211,7 +211,7 @@ def test_joining_worker_repeats_the_first_samples_if_too_few_remain():
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_random_losses_and_joins_use_each_sample_once(seed):
+def test_random_losses_and_joins_leave_out_less_than_a_round(seed):
     draws = random.Random(seed)
     size, per_step = draws.randint(2, 6), draws.randint(1, 3)
     worker_steps = [draws.randint(1, 3) for _ in range(size)]

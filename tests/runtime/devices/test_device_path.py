@@ -64,13 +64,12 @@ def test_collectives_in_the_current_stream_change_no_bit(name):
 )
 def test_hierarchical_stages_in_a_stream_match_gloo(name):
     ours, theirs = (run_cell(BY_NAME[name], kind, finish=False) for kind in ("pretended", "gloo"))
-    assert (
-        distance(ours, theirs, parameters_only=True) == 0
-    )  # buffers are not coded, and Gloo adds them in another order
+    # Buffers are not coded, and gloo adds them in another order.
+    assert distance(ours, theirs, parameters_only=True) == 0
 
 
 @pytest.mark.parametrize("launch", Launch)
-def test_memory_of_a_running_collective_is_held_by_its_own_stream(launch):
+def test_only_a_collective_in_its_own_stream_holds_its_memory(launch):
     """Since torch 2.8 only an operation in its own stream holds its arrays until the wait for it."""
 
     def body(world):

@@ -103,7 +103,7 @@ def test_update_beyond_the_proved_capacity_is_rejected():
     assert [rings.take(1, step)[0].tolist() for step in (1, 2, 3)] == [[step] * 3 for step in (1, 2, 3)]
 
 
-def test_older_update_never_replaces_a_newer_or_a_borrowed_one():
+def test_older_update_is_dropped_and_a_borrowed_one_keeps_its_values():
     layout = Layout(flat(3))
     rings = PayloadRings(0, {1: 9}, layout, newest_only=True)
     receive(rings, layout, 1, 5)

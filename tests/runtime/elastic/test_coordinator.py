@@ -169,14 +169,14 @@ def test_received_view_settles_the_failures_that_the_launcher_knew(member):
     assert member.heartbeat.num_changes() == 1
 
 
-def test_a_worker_that_joined_gives_to_no_average_from_before_it_joined(member):
+def test_joined_worker_gives_to_no_average_from_before_its_join(member):
     """A gradient average divides by the members that took its step."""
     member.vote()
     member.handle(Received(3, View(1, (0, 1, 2), resume=(5, 0), joined=(2,), donor=0)))
     assert [member.givers(step) for step in (4, 5)] == [2, 3]
 
 
-def test_an_operation_from_before_the_members_resume_is_not_started_ahead(member):
+def test_operation_from_before_the_resumed_step_is_not_started_ahead(member):
     member.vote()
     member.handle(Received(3, View(1, (0, 1), resume=(5, 0))))
     member.handle(Connected())

@@ -34,7 +34,7 @@ BY_SUGGESTED_FIXES = {
     "added parameter not wrapped", "live model used", "models begin apart", "skip where means are changed",
     "backward after average gradients", "plain optimizer stepped",
 }  # fmt: skip
-"""Checks of which scripts in `test_suggested_fixes.py` raise the error and then apply its remedy."""
+"""Each check has a script in `test_suggested_fixes.py` that raises its error and then follows the suggested fix."""
 CASES = {}
 
 

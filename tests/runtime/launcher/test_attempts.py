@@ -337,7 +337,7 @@ pathlib.Path(sys.argv[1], f"runs-{rank}-{attempt}").touch()
 
 
 def test_command_restarts_schedules_that_cannot_continue(run_script, save_schedule, tmp_path):
-    """The restarted workers get the same schedule file."""
+    """In every attempt PARTREDUCE_SCHEDULE names a schedule file."""
     path = save_schedule(Schedule("again", Cluster.regular(1, 2), st.AllReduce(sync=st.Pipeline())))
     done = run_script(KILLED_IN_FIRST_ATTEMPT, tmp_path, options=["--schedule", path, "--max-restarts", 1])
     assert done.returncode == 0, done.stderr

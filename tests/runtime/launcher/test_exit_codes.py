@@ -53,7 +53,7 @@ def test_exit_code_above_128_is_not_a_termination_request(monkeypatch, code, num
     assert shutdown.code == code
     assert not shutdown.has_signalled
     shutdown.end_on_request(number, 5.0, workers)
-    assert sent == [number], "one SIGTERM: the others may still end by themselves"
+    assert sent == [number], "one signal: the others may still end by themselves"
     shutdown.end_on_request(number, 5.0, workers)
     assert sent == [number, signal.SIGKILL]
 

@@ -86,7 +86,6 @@ def test_slow_terminal_gets_all_output_after_the_last_worker_ended():
     os.write(ends[0][1], b"last")
     outlet = SlowMultiplexer()
     worker = Child(0, process.pid, -1, {reading: b"" for reading, _ in ends})
-
     assert supervise([worker], [worker], HashStore(), 1.0, outlet, rule=FailureRule([worker], outlet)) == 0
     assert outlet.lines == [*(f"[0] {number}" for number in range(1, 5001)), "[0] last"]
     for descriptors in ends:

@@ -58,10 +58,8 @@ def test_wait_chain_names_the_blocking_worker(signs, members, expected):
 def test_silent_member_is_described_by_its_last_published_activity():
     """Activity is published twice a second, so a worker stopped after 36 quick rounds may have published none."""
     heartbeat = Heartbeat(dist.HashStore(), 1, "run", beats=False)
-    described = text({1: Sign(*heartbeat.last, SILENT)})
-    assert (
-        described == "waits for worker 1, which gave no sign of life for 4.2 s (its last: it has not started a round)"
-    )
+    found = text({1: Sign(*heartbeat.last, SILENT)})
+    assert found == "waits for worker 1, which gave no sign of life for 4.2 s (its last: it has not started a round)"
 
 
 def test_random_wait_graphs_name_the_stopped_worker():

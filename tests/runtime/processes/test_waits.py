@@ -28,7 +28,7 @@ SCENARIOS = "helpers.fault_scenarios"
 
 @pytest.mark.parametrize("fault", ["SIGSTOP", "SIGKILL", "cut"])
 def test_workers_whose_store_is_gone_raise_store_lost_error(driver, fault):
-    """The timeout is 8 s. Earlier they continued to train as orphans and hung in finish()."""
+    """The timeout is 8 s. Workers once trained on as orphans and hung in finish()."""
     if fault == "cut" and (reason := why_no_network()):
         pytest.skip(reason)
     answer = driver.run("training", fault=fault)
@@ -80,7 +80,7 @@ def test_port_held_by_another_program_is_reported_early(driver):
 
 
 def test_a_member_that_dies_while_gloo_connects_costs_one_timeout(driver):
-    """Without a launcher that notes the death. torch alone takes five times the timeout of 8 s."""
+    """No launcher notes the death; torch alone would take five times the timeout of 8 s."""
     answer = driver.run("connecting")
     assert answer["hang"] == []
     assert [fault["rank"] for fault in answer["faults"]] == [3], "the fault fired"

@@ -138,7 +138,7 @@ def test_assign_keeps_layers_whole_and_minimizes_the_largest_fragment(seed):
     assert max(sizes) == best(0, count)
 
 
-def test_turns_are_evenly_spaced_and_the_last_ends_the_round():
+def test_gaps_between_turns_differ_by_at_most_one_step_and_the_last_ends_the_round():
     for steps_per_round in range(1, 60):
         for count in range(1, steps_per_round + 1):
             ends = round_ends(count, steps_per_round)

@@ -72,14 +72,11 @@ def test_weights_match_the_equations():
     assert weights_of(IterationGap(backup=1, max_ig=1), edges, 5, 5, [(2, 5)]) == (Fraction(7, 8), [Fraction(1, 8)])
     uniform = IterationGap(weights=EdgeWeighting.UNIFORM)
     assert weights_of(uniform, edges, 5, 5, [(1, 5), (2, 5)]) == (Fraction(1, 3), [Fraction(1, 3)] * 2)
-    by_age = IterationGap(
-        staleness=2, weights=EdgeWeighting.ITERATION
-    )  # in step 5: weight 1 for step 3, 3 for the own step, 5 for step 7
+    # In step 5: weight 1 for step 3, 3 for the own step, 5 for step 7.
+    by_age = IterationGap(staleness=2, weights=EdgeWeighting.ITERATION)
     assert weights_of(by_age, edges, 5, 5, [(1, 3), (2, 7)]) == (Fraction(3, 9), [Fraction(1, 9), Fraction(5, 9)])
-    assert weights_of(by_age, edges, 9, 5, [(1, 9)]) == (
-        Fraction(1, 4),
-        [Fraction(3, 4)],
-    )  # the own parameters are too old: weight 1
+    # The own parameters are too old: weight 1.
+    assert weights_of(by_age, edges, 9, 5, [(1, 9)]) == (Fraction(1, 4), [Fraction(3, 4)])
 
 
 SETTINGS = [

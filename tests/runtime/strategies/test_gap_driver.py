@@ -36,7 +36,7 @@ def update(source, step, tokens=0, generation=0):
 
 def test_late_and_duplicate_token_totals_add_nothing():
     driver, _ = open_driver(IterationGap(max_ig=2))
-    for total in (2, 1, 2):  # the message with the first total was overtaken
+    for total in (2, 1, 2):  # the message with total 1 was overtaken
         driver.deliver(Message(1, "token", (0, total)))
     assert driver.state.tokens == (4, 2)
     driver.deliver(update(1, 0, tokens=3))

@@ -31,11 +31,8 @@ def lose(optimizer):
 
 LOST = [
     (IterationGap(), 3, "an update of step 3"),
-    (
-        IterationGap(update_order=UpdateOrder.DPSGD),
-        4,
-        "an update of step 4",
-    ),  # the update of step 3 was sent on entering it
+    # The update of step 3 was sent on entering it.
+    (IterationGap(update_order=UpdateOrder.DPSGD), 4, "an update of step 4"),
     (IterationGap(staleness=2), 5, "an update of step 3 or later"),
     (IterationGap(notify_ack=True, max_ig=1), 3, "an update of step 3"),
     (IterationGap(max_ig=2, backup=1), 5, "a token to enter step 6"),

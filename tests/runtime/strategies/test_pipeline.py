@@ -42,7 +42,7 @@ def make_optimizer(world, *, model=None, strategy=None, momentum=0.0, **sync):
 
 
 def take_steps(model, optimizer, gradients, *, scaler=None, clip=None):
-    """Take a step per gradient, with a scaler and clipping if given; return the total decrease of the first weight."""
+    """Take a step per gradient, with a scaler and clipping if given; return the first weight's decrease after each."""
     seen = []
     for gradient in gradients:
         optimizer.zero_grad()

@@ -317,7 +317,7 @@ def test_checkpoint_keeps_late_gradients(ranks, tmp_path):
 
 @on_ranks(2, [[0, 0, 2], [0, 0, 2]])
 def test_communicator_is_reused_only_after_finish(world):
-    """A sum that one worker left in flight would pair with one of the next optimizer, which aborts gloo's process."""
+    """A sum that one worker left in flight would pair with the next optimizer's, and gloo would abort the process."""
     lines = []
     for finishes in (True, False, True):
         _, _, optimizer = make_optimizer(world, schedule_of(2))
@@ -348,7 +348,7 @@ def test_round_waits_for_a_workers_gradient_during_the_grace_period(ranks, grace
 
 @pytest.mark.parametrize("seed", range(20))
 def test_counts_roundtrip_through_a_sum_and_detect_other_rounds(seed):
-    """For any counts, all workers read the sum of the written counts."""
+    """For any counts, all workers read the counts of every worker from the sum of the arrays."""
     draw = random.Random(seed)
     size = draw.randrange(2, 7)
     shares = [Share(40, tuple(range(draw.choice([0, 1, 2, 500])))) for _ in range(size)]

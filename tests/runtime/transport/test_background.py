@@ -53,7 +53,7 @@ def test_thread_that_never_returns_does_not_block_the_exit():
 
 
 def test_busy_machine_gives_threads_more_time_to_end(monkeypatch):
-    """Each poll takes a hundred times as long as it should, and the thread needs all polls."""
+    """Each poll takes a hundred times as long as it should, and the thread ends after five polls."""
     monkeypatch.setattr(work, "ENDING_SECONDS", 0.0005)
     monkeypatch.setattr(work, "_threads", set())
     stopped, polls = threading.Event(), []

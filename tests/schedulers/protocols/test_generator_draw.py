@@ -80,7 +80,7 @@ def test_straggler_lags_the_fastest_alive_worker_by_the_threshold(rule):
     assert not rules.is_slow_worker(gone)
 
 
-def test_slow_workers_exceed_twice_the_lower_median():
+def test_slow_workers_take_at_least_twice_the_lower_median():
     late = drawing(slow_worker_policy=SlowWorkerPolicy.DEFER)
     assert late.slow({0: 10, 1: 19, 2: 20, 3: 21, 4: 0}) == frozenset()  # the lower of the two middle ones: 19
     assert late.slow({0: 10, 1: 10, 2: 20, 3: 21}) == {2, 3}
@@ -94,7 +94,7 @@ def test_slow_workers_exceed_twice_the_lower_median():
     assert drawing(slow_worker_policy=SlowWorkerPolicy.PAIR_LOCALLY).slow({0: 1, 1: 9}) is None
 
 
-def test_filter_passes_workers_within_the_threshold():
+def test_filter_passes_workers_less_than_the_threshold_behind():
     rules = drawing()
     now = now_of(rules.setting, counts=(5, 6, 5, 4, 3, 2))
     everybody, some = frozenset(range(6)), frozenset((1, 3, 4))

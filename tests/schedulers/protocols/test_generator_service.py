@@ -209,7 +209,7 @@ def test_known_groups_are_recorded_once_and_only_if_bounded():
 
 
 def slow_last(**facts):
-    """Return a service of three workers; the last takes ten times as long as the reported cost of the others."""
+    """Return a service of three workers, of which the first two have reported cost 1."""
     facts = {"nodes": (0, 0, 0), "slow_worker_policy": SlowWorkerPolicy.DEFER, "slow_threshold": 4} | facts
     service = Service(3, **facts)
     service.ask(0, cost=1)

@@ -242,7 +242,7 @@ def test_retry_repeats_possibly_lost_messages():
     assert Worker(retries=1).granted().do(Retry()) == [Send(SERVICE, Ask(0))], "the worker has not entered the group"
 
 
-def test_evicted_worker_stops_and_ignores_other_crashes():
+def test_worker_stops_on_eviction_or_service_loss_and_ignores_peer_crashes():
     for message, note in ((Evicted(5), "evicted"), (Crashed(), "service lost")):
         worker = Worker().granted()
         before = worker.state

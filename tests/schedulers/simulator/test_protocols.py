@@ -185,7 +185,7 @@ def test_deferred_straggler_neither_blocks_others_nor_starves(division):
 
 
 @pytest.mark.parametrize("every", [1, 3, 16])
-def test_node_then_all_averages_globally_every_all_every_rounds(every):
+def test_node_then_all_averages_globally_at_the_given_interval(every):
     """With one slow worker, global groups have all other workers; between two of them only node groups occur."""
     setting = replace(SIXTEEN, division=GroupSplit.NODE_THEN_ALL, all_every=every)
     listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=100)

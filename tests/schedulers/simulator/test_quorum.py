@@ -95,7 +95,7 @@ def test_slow_workers_queue_bounds_rounds_and_ages(capacity):
     assert rate <= 4.5 + 1e-9
 
 
-def test_messages_and_sums_take_time_and_never_overlap():
+def test_quorum_sums_take_time_and_run_one_at_a_time():
     hardware = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-9), model_bytes=2_000_000)
     schedule = Schedule("s", Cluster.regular(2, 2), AllReduce(sync=PartialAllReduce(quorum=2)))
     compute = ComputeTimes(base=0.01, jitter=0.5)

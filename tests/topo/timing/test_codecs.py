@@ -120,7 +120,7 @@ def test_codec_seconds_add_to_link_seconds():
         assert cost(codec=codec, **HIERARCHICAL) == pytest.approx(across + 80 * 11, rel=1e-6)
 
 
-def test_across_nodes_codes_only_inter_node_bytes():
+def test_across_nodes_codes_inside_a_node_only_the_distributed_result():
     cluster = Cluster.regular(2, 2)
     hardware = Hardware(inside=Link(0.0, 1.0), codec=FREE, model_bytes=64)
     half = {"codec": Codec.FLOAT16, **HIERARCHICAL}
@@ -234,7 +234,7 @@ def test_per_layer_pipeline_matches_equation_6(latency):
     assert cycle_time(whole, hardware, compute).per_step == pytest.approx(max(12.0, ring)), "equation 5"
 
 
-def test_sampling_matches_pipelines_and_layers():
+def test_sampling_matches_the_exact_time_of_pipelines_and_layers():
     for gradient_buckets in GradientBuckets:
         hardware = Hardware(inside=Link(0.5, 1.0), model_bytes=9, layers=3)
         schedule = allreduce(Cluster.regular(1, 4), Pipeline(warm_up=200), gradient_buckets=gradient_buckets)

@@ -63,7 +63,7 @@ CASES = [
 
 @pytest.mark.parametrize(("compute", "sum_seconds", "numbers"), CASES)
 def test_simulated_quorum_lies_between_independent_and_synchronous_workers(compute, sum_seconds, numbers):
-    """The gradients per second of 8 workers are within an eighth; up to half of the workers run independently."""
+    """Rates of 8 workers lie within an eighth; quorums of up to half, and majority, match independent workers."""
     hardware = Hardware(inside=Link(1e-5), nic=Link(1e-4, sum_seconds / 1.75e6), model_bytes=1_000_000)
     seconds = sample_seconds(compute, 8)
     for number in numbers:
@@ -316,7 +316,7 @@ def test_tables_are_exchanged_in_sequence_and_must_be_known():
         exchanges(payload, {"words.weight": touched}, CLUSTERS["4x4"], HARDWARE)
 
 
-def test_invalid_row_access_is_rejected_and_independent_access_unions():
+def test_invalid_row_access_is_rejected_and_independent_shares_are_unions():
     check_error(InputError, "a node touches what its workers do", RowAccess, 0.1, 0.05, 0.2)
     check_error(InputError, r"it must be (<= 1|>= 0)", RowAccess, 0.1, 0.2, 1.2)
     alone = RowAccess.independent(0.1, Cluster.regular(2, 2))

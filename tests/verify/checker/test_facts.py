@@ -290,7 +290,7 @@ def test_checker_prints_assumptions_and_before_failure_marks(tmp_path, capsys):
         assert f"membership: proved{until}" in lines
         assert f"assumed for membership: {ASSUMED['membership']}" in lines
         assert any(line.startswith(f"memory: fact{until}: groups") for line in lines)
-        assert f"consensus: proved{until}" in lines, "for survivors a separate claim"
+        assert f"consensus: proved{until}" in lines, "survivors have a separate claim"
         assert ("survives: proved" in lines) == bool(until)
         assert (f"assumed for survives: {ASSUMED['survives']}" in lines) == bool(until)
 

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 
 def data(seed, count):
-    """Sentences of eight words, labelled by whether the first word is in the second half of the vocabulary."""
+    """Sentences of eight words, labeled by whether the first word is in the second half of the vocabulary."""
     words = torch.randint(1, 64, (count, 8), generator=torch.Generator().manual_seed(seed))
     return [{"input_ids": sentence, "labels": int(sentence[0] >= 32)} for sentence in words]
 
