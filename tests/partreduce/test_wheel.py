@@ -92,7 +92,7 @@ class Environment:
         self.pip("install", "--no-index", "--no-deps", "--no-compile", *wheels)
 
     def borrow_libraries(self):
-        """Add the libraries of the running interpreter after the environment's own packages; their .pth files are ignored."""
+        """Add the running interpreter's libraries behind the environment's own; their .pth files are ignored."""
         (self.site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     @contextlib.contextmanager
