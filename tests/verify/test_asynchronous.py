@@ -158,8 +158,8 @@ def test_busiest_passive_worker_is_reported():
     two = Pairwise(active=(0, 4), edges=((0, 1), (0, 3), (4, 3), (4, 2)))
     assert prove(make(two, "1x5"))["queues"].witness == {"questions": 2, "worker": 3, "gap": None}
     assert "at most 1 exchanges of others" in prove(make(two, "1x5"))["queues"].explanation
-    alike = Pairwise(active=(0,), edges=((0, 2), (0, 1)))
-    assert prove(make(alike, "1x3"))["queues"].witness == {"questions": 1, "worker": 1, "gap": None}
+    tied = Pairwise(active=(0,), edges=((0, 2), (0, 1)))
+    assert prove(make(tied, "1x3"))["queues"].witness == {"questions": 1, "worker": 1, "gap": None}
     assert prove(make(two, "1x5"))["deadlock-free"].witness == {"active": [0, 4]}
     assert "all 4 edges join 2 active and 3 passive workers" in prove(make(two, "1x5"))["deadlock-free"].explanation
 
