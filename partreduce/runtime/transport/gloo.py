@@ -8,7 +8,7 @@ from typing import Any
 
 from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
 from partreduce.runtime.transport.multistage_allreduce import StagedSums, Stages
-from partreduce.runtime.transport.store import chosen_interface, deaths_of, host_of, own_host
+from partreduce.runtime.transport.store import chosen_interface, host_of, own_host
 from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo, Store
 from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS
 from partreduce.runtime.transport.work import BoundedCall, OverdueError
@@ -80,10 +80,9 @@ class GlooWorld(World):
 
     def _soon_known(self, members: tuple[int, ...]) -> str | None:
         """Return why a member is gone, or None; wait up to `DIAGNOSE_SECONDS` until the store says so."""
-        signs, deadline = self.signs, time.monotonic() + DIAGNOSE_SECONDS
+        deadline = time.monotonic() + DIAGNOSE_SECONDS
         while time.monotonic() < deadline:
-            why = self.given_up() or (deaths_of(self.store, members) if signs is None else self._why(signs, members))
-            if why is not None:
+            if (why := self.given_up() or self._why(members)) is not None:
                 return why
             time.sleep(DIAGNOSE_SECONDS / 30)
         return None
@@ -94,7 +93,7 @@ class GlooWorld(World):
             return StoreLostError(f"{where}: {store_lost}")
         text = f"{where}: not all members connected within {seconds:g} s"
         if isinstance(error, OverdueError):
-            reason, why = str(error), None if signs is None else self._why(signs, members)
+            reason, why = str(error), self._why(members)
         else:
             reason, why = first_line(error), self._soon_known(members)
         if why is None and signs is not None:

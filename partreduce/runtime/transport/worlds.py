@@ -167,16 +167,15 @@ class World:
 
     def _watch_over(self, members: tuple[int, ...]) -> Callable[[], str | None]:
         """Return a function to call repeatedly while a group connects; it returns a reason to stop waiting, or None."""
-        signs = self.signs
-        if signs is None:
-            return lambda: deaths_of(self.store, members)
+        signs = self.signs or SignsOfLife()
         signs.doing(f"entered the making of group {Group(members)}", members)
         watch = PeerWatch(signs, members)
-        return lambda: self.given_up() or (self._why(signs, members) if watch.is_due() else None)
+        return lambda: (self.given_up() or self._why(members)) if watch.is_due() else None
 
-    @staticmethod
-    def _why(signs: SignsOfLife, members: tuple[int, ...]) -> str | None:
-        """Return why a member can no longer connect, by `signs`, or that the store is gone; None if not known."""
+    def _why(self, members: tuple[int, ...]) -> str | None:
+        """Return why a member can no longer connect, or that the store is gone; None if not known."""
+        if (signs := self.signs) is None:
+            return deaths_of(self.store, members)
         lost = signs.lost(members)
         return signs.failure_reason(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 
@@ -248,16 +247,13 @@ class World:
         Later operations have the given timeout. Raises UnavailableError if that all-reduce fails, if the tags differ,
         or if `watch`, called repeatedly, returns a reason to stop waiting.
         """
-        members, next_look = communicator.members, time.monotonic() + GLANCE_SECONDS
+        members = communicator.members
         tag = tag_of("warm-up", members)
         numbers = torch.tensor(tag, dtype=torch.float32, device=device)
 
-        def look() -> float:  # a thread that is not the main one calls it much more often
-            nonlocal next_look
-            if watch is not None and time.monotonic() >= next_look:
-                next_look = time.monotonic() + GLANCE_SECONDS
-                if (why := watch()) is not None:
-                    raise UnavailableError(why)
+        def look() -> float:
+            if watch is not None and (why := watch()) is not None:
+                raise UnavailableError(why)
             return GLANCE_SECONDS
 
         try:

@@ -16,7 +16,8 @@ from helpers.warm import WARM
 from partreduce.errors import UnavailableError
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.transport import store, waiting
-from partreduce.runtime.transport.store import LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.store import DEATHS, LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses
 from partreduce.runtime.transport.waiting import (
     DIAGNOSE_SECONDS,
     MOST_SECONDS,
@@ -350,6 +351,28 @@ def test_wait_ends_early_when_an_awaited_peer_is_gone(clock):
     wait.set_members((2,))
     advance(clock, 1.5, wait.check)
     assert set(asked) == {(2,)}
+
+
+def test_connecting_group_asks_for_votes_only_when_a_check_is_due(clock):
+    """A vote raises the counter of changes, so asking the store each time would find it no earlier."""
+    world, signs, asked = GlooWorld(HashStore(), 0, 2, timedelta(seconds=60)), Signs(), []
+    world.signs, world.given_up = signs, lambda: asked.append(clock[0])
+    watch = world._watch_over((0, 1))
+    advance(clock, 0.9, watch)
+    assert asked == []
+    signs.asked += 1  # a vote is called
+    advance(clock, 0.3, watch)
+    assert len(asked) == 1
+
+
+def test_death_of_a_member_is_found_without_signs_of_life(clock):
+    """As in `partreduce measure`, whose workers write no heartbeat."""
+    world = GlooWorld(HashStore(), 0, 2, timedelta(seconds=60))
+    watch, found = world._watch_over((0, 1)), []
+    advance(clock, 0.9, watch)
+    Notes(world.store, DEATHS).write("1", "was killed by signal 9")
+    advance(clock, 0.3, lambda: found.append(watch()))
+    assert "worker 1 was killed by signal 9" in found
 
 
 def test_renewed_wait_restarts_its_limit(clock):
