@@ -32,7 +32,6 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.slurm import switches_of
 from partreduce.topo.strategies import GroupPhases, StaticGroups
 from partreduce.topo.strategies.axes import RING, Codec
-from partreduce.topo.timing.cost import group_seconds
 from partreduce.topo.timing.loads import Links, SummingGroups
 
 WARM_UP = 1
@@ -307,10 +306,20 @@ def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> lis
     return phases
 
 
-def predicted_seconds(measurement: Measurement, cluster: Cluster, hardware: Hardware) -> float:
-    """Return the seconds that the cost model predicts for a measured phase, that is, for its slowest group."""
-    seconds = group_seconds(measurement.phase, cluster, hardware, model_bytes=measurement.size)
-    return float(seconds.max(initial=0.0))
+def predicted_seconds(
+    measurement: Measurement, cluster: Cluster, hardware: Hardware, groups: SummingGroups | None = None
+) -> float:
+    """Return the seconds that the cost model predicts for a measured phase, that is, for its slowest group.
+
+    `groups` are the phase's, computed before, which do not depend on the hardware.
+    """
+    groups = groups or _groups_of(measurement, cluster)
+    links, size = Links.of(cluster, hardware), measurement.size
+    return float(groups.loads(links, num_nics=hardware.num_nics, model_bytes=size).seconds().max(initial=0.0))
+
+
+def _groups_of(measurement: Measurement, cluster: Cluster) -> SummingGroups:
+    return SummingGroups.of(measurement.phase, cluster, RING.algorithm.value)
 
 
 def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Hardware) -> Fit:
@@ -321,10 +330,7 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
     """
     across = cluster.num_nodes > 1
     measured = np.log([measurement.median for measurement in measurements])
-    groups = {
-        phase: SummingGroups.of(phase, cluster, RING.algorithm.value) for phase in {m.phase for m in measurements}
-    }
-    summed = [(groups[measurement.phase], measurement.size) for measurement in measurements]
+    groups = [_groups_of(measurement, cluster) for measurement in measurements]
 
     def usual(*, crossing: bool) -> float:
         """Return log(median seconds per byte / `INVERSE_SCALE`) of phases that cross nodes (or do not)."""
@@ -340,14 +346,11 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
         ]
         return replace(base, inside=links[0], bus=links[1], nic=links[2] if across else base.nic)
 
+    def predictions(hardware: Hardware) -> list[float]:
+        return [predicted_seconds(m, cluster, hardware, of) for m, of in zip(measurements, groups, strict=True)]
+
     def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        hardware = hardware_of(logs)
-        links = Links.of(cluster, hardware)
-        predictions = [
-            one.loads(links, num_nics=hardware.num_nics, model_bytes=size).seconds().max(initial=0.0)
-            for one, size in summed
-        ]
-        return np.asarray(np.log(np.maximum(predictions, 1e-9)) - measured)
+        return np.asarray(np.log(np.maximum(predictions(hardware_of(logs)), 1e-9)) - measured)
 
     count = 6 if across else 4
     starts = [np.zeros(count), np.resize([0.0, -2.0], count), np.resize([-2.0, 0.0, 0.0, -1.0], count)]
@@ -361,7 +364,7 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
         key=lambda result: float(result.cost),
     )
     hardware = _without_negligible(hardware_of(closest.x))
-    errors = [predicted_seconds(m, cluster, hardware) / m.median - 1 for m in measurements]
+    errors = [seconds / m.median - 1 for seconds, m in zip(predictions(hardware), measurements, strict=True)]
     return Fit(hardware, tuple(errors))
 
 

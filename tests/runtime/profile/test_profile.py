@@ -21,6 +21,8 @@ from partreduce.runtime.profile import (
 )
 from partreduce.topo.hardware import Switch
 from partreduce.topo.slurm import switches_of
+from partreduce.topo.timing.cost import group_seconds
+from partreduce.topo.timing.loads import SummingGroups
 
 TABLE = (
     "\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\tCPU Affinity\n"
@@ -79,6 +81,25 @@ def test_fit_keeps_unmeasured_values():
     hardware = fit_hardware(measured, cluster, base).hardware
     assert (hardware.num_nics, hardware.slowdown, hardware.compute, hardware.model_bytes) == (2, ((1, 2.0),), 0.5, 7)
     assert hardware.nic == base.nic
+
+
+@pytest.mark.parametrize("shape", ["1x4", "3,2"])
+def test_prediction_from_prepared_groups_is_the_same_to_the_last_digit(shape):
+    cluster, rng = Cluster.parse(shape), np.random.default_rng(7)
+    hardware = Hardware(inside=Link(2e-5, 1e-10), nic=Link(1e-4, 8e-9), bus=Link(1e-5, 5e-10), num_nics=2)
+    for phase in random_phases(cluster, 10, rng):
+        measured, groups = Measurement(phase, 4_000_000, (1.0,)), SummingGroups.of(phase, cluster, "ring")
+        exact = group_seconds(phase, cluster, hardware, model_bytes=4_000_000).max()
+        assert predicted_seconds(measured, cluster, hardware) == exact
+        assert predicted_seconds(measured, cluster, hardware, groups) == exact
+
+
+def test_fit_computes_the_groups_of_a_measurement_once(monkeypatch):
+    cluster, computed, of = Cluster.parse("1x4"), [], SummingGroups.of
+    monkeypatch.setattr(SummingGroups, "of", lambda *arguments: computed.append(arguments[0]) or of(*arguments))
+    measured = [Measurement(phase, 1000, (1e-3,)) for phase in calibration_phases(cluster)]
+    fit_hardware(measured, cluster, Hardware())
+    assert len(computed) == len(measured)
 
 
 def test_rails_are_the_nics_next_to_a_gpu():
