@@ -251,8 +251,7 @@ class Member(FixedMembership):
     def _failed(self) -> frozenset[int]:
         """Return the ranks that are not members now; if the launcher has called a vote, first take part in it."""
         if self.is_open:
-            self.vote()
-            self._continue(None)
+            self._vote_and_continue()
         return frozenset(range(self.world.size)) - frozenset(self.members)
 
     def gathered(self, place: str) -> tuple[int, ...]:
@@ -268,8 +267,7 @@ class Member(FixedMembership):
                 decision = notes.propose(str(self.state.view.generation), "vote" if is_open else "continue")
                 if decision == "continue":
                     return absent
-                self.vote()
-                self._continue(None)
+                self._vote_and_continue()
 
         await_gathering(self.heartbeat, place, missing, self.timeout)
         return self.members
@@ -382,6 +380,10 @@ class Member(FixedMembership):
 
     def vote(self) -> None:
         self._receive(messages.Open(self.state.view.generation + 1))
+
+    def _vote_and_continue(self) -> None:
+        self.vote()
+        self._continue(None)
 
     def await_view(self) -> bool:
         """Wait for the launcher's decision on a vote, or its permission to leave; return False if neither arrives."""
