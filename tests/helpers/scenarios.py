@@ -462,6 +462,7 @@ class GeneratorElsewhere:
     """A generator that the launcher did not start, which notices failures only by its lease."""
 
     environment: ClassVar[dict[str, str]] = {}
+    failure = None
 
     def failed(self, rank): ...
 

@@ -59,6 +59,7 @@ class FailureRule(Generic[P]):
     def __init__(self, workers: Sequence[P], outlet: Output, *, patient: bool = False) -> None:
         self._workers, self._outlet, self.patient = list(workers), outlet, patient
         self.evicted: set[int] = set()  # ranks killed by the launcher because they were silent
+        self.failure: str | None = None  # why the run has to end although no worker has failed, as a clause
         self._ended: list[tuple[P, Deadline]] = []  # killed processes, with the deadline for their exit
 
     @property
@@ -94,6 +95,7 @@ class Generator(Protocol):
     """Interface of the group service's process, as the launcher uses it."""
 
     environment: dict[str, str]  # environment variables by which workers find the service
+    failure: str | None  # why no service runs any more, as a clause
 
     def failed(self, rank: int) -> None: ...
 
@@ -114,6 +116,7 @@ class OnRequest(FailureRule[P]):
         return is_failed and len(self._failed) <= self._max_failures
 
     def poll(self) -> None:
+        self.failure = self._generator.failure
         for rank in self._generator.evicted():
             if self._workers[rank].code is None and rank not in self.evicted:
                 self.evicted.add(rank)

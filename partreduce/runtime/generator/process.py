@@ -24,7 +24,13 @@ from pathlib import Path
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.messages import new_key
 from partreduce.runtime.launcher.process_cleanup import die_with_parent
-from partreduce.runtime.launcher.signals import Terminated, allow_signals, defer_signals, raise_on_sigterm
+from partreduce.runtime.launcher.signals import (
+    Terminated,
+    allow_signals,
+    defer_signals,
+    format_end,
+    raise_on_sigterm,
+)
 from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import UnavailableError
 
@@ -71,6 +77,7 @@ class GeneratorProcess:
         self.environment: dict[str, str] = {}
         self._lines = [key]  # input of each new process: the key, then the failed ranks
         self._evicted: set[int] = set()
+        self.failure: str | None = None  # why no service runs any more, as a clause; workers would wait for it
         self._lock, self._ending = threading.Lock(), False
         self._reader = Background(self._keep, name="partreduce-generator-process")
         with defer_signals():
@@ -115,13 +122,20 @@ class GeneratorProcess:
             for line in self.process.stdout:
                 if line.startswith(EVICTED):
                     self._evicted.add(int(line.removeprefix(EVICTED)))
-            if self.process.wait() >= 0 or restarts == MAX_RESTARTS:
-                return
+            code = self.process.wait()
             with self._lock:
                 if self._ending:
                     return
+                if code >= 0 or restarts == MAX_RESTARTS:
+                    self.failure = f"the group generator {format_end(code)}" if code else None
+                    return
+                try:
+                    started = self._start()
+                except OSError as error:
+                    self.failure = f"the group generator {format_end(code)} and could not be restarted ({error})"
+                    return
                 _close(self.process)
-                self.process = self._start()
+                self.process = started
 
     def end(self) -> None:
         with self._lock:

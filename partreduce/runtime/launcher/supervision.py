@@ -231,6 +231,8 @@ def _collect(
         if shutdown.failed(worker, rule, grace) and (started := rule.restart(worker)) is not None:
             workers.append(started)
     end_children(workers)
+    if rule.failure is not None and not shutdown.has_signalled:
+        shutdown.begin(CONSEQUENCE, 0.0, rule.failure)
     shutdown.escalate(workers, outlet)
     return any(worker.code is None for worker in workers)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from helpers.waiting import until
 from helpers.warm import WARM
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.runtime.elastic.coordinator import OnRequest
+from partreduce.runtime.generator import process
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.process import generator_process
 from partreduce.strategies import DynamicGroups, GroupSplit
@@ -93,6 +95,33 @@ def test_generator_process_keeps_failures_and_evictions_across_a_restart(schedul
         here.close()
 
 
+@pytest.mark.parametrize(
+    ("then", "how"),
+    [("sys.exit(3)", "ended with exit code 3"), ("os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL)")],
+    ids=["ends", "is killed"],
+)
+def test_generator_process_that_ended_for_good_is_a_failure(tmp_path, monkeypatch, then, how):
+    """A signal alone restarts it; at a failed worker this one ends, and so does each restarted one."""
+    monkeypatch.setattr(process, "MAX_RESTARTS", 1)
+    serves = "import os, sys; open(sys.argv[1], 'w').write('tcp://127.0.0.1:1'); [sys.stdin.readline() for _ in '12']"
+    code = f"{serves}; {then}"
+    generator = process.GeneratorProcess([sys.executable, "-SE", "-c", code, str(tmp_path / "a")], "key", "127.0.0.1")
+    try:
+        generator.serve(tmp_path / "a")
+        assert generator.failure is None
+        generator.failed(0)
+        until(lambda: generator.failure == f"the group generator {how}")
+    finally:
+        generator.end()
+
+
+def test_end_of_the_generator_process_by_its_launcher_is_no_failure(schedule):
+    with generator_process(schedule) as generator:
+        pass
+    assert generator.process.returncode is not None
+    assert generator.failure is None
+
+
 class Lines(list):
     def log_line(self, text):
         self.append(text)
@@ -105,7 +134,7 @@ def test_failures_are_tolerated_up_to_the_limit_and_reported(most):
         SimpleNamespace(rank=rank, code=None, signal=lambda number, rank=rank: sent.append((rank, number)))
         for rank in range(4)
     ]
-    generator = SimpleNamespace(failed=reported.append, evicted=lambda: {2})
+    generator = SimpleNamespace(failed=reported.append, evicted=lambda: {2}, failure=None)
     lines = Lines()
     rule = OnRequest(workers, generator, most, lines)
     assert not rule.continue_without(workers[0], is_failed=False), "the script raised an error"
@@ -151,7 +180,7 @@ def test_run_continues_up_to_the_tolerated_failures(schedule, tmp_path, what):
 )
 def test_generator_address_uses_the_host_that_workers_reach(schedule, host, reached, listens):
     """A host name may resolve to another address on the node itself, so the service listens on all addresses."""
-    with generator_process(schedule, host) as process:
-        port = process.environment["PARTREDUCE_GENERATOR"].rpartition(":")[2]
-        assert process.environment["PARTREDUCE_GENERATOR"] == f"tcp://{reached}:{port}"
-        assert process.command[-1] == f"tcp://{listens}:{port}"
+    with generator_process(schedule, host) as started:
+        port = started.environment["PARTREDUCE_GENERATOR"].rpartition(":")[2]
+        assert started.environment["PARTREDUCE_GENERATOR"] == f"tcp://{reached}:{port}"
+        assert started.command[-1] == f"tcp://{listens}:{port}"

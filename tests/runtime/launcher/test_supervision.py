@@ -9,7 +9,7 @@ import pytest
 
 from helpers.scenarios import GeneratorElsewhere
 from partreduce import Cluster
-from partreduce.errors import EvictedError
+from partreduce.errors import EvictedError, UnavailableError
 from partreduce.runtime.elastic.coordinator import FailureRule, OnRequest
 from partreduce.runtime.launcher import log_multiplexer, supervision
 from partreduce.runtime.launcher.launch import worker_env
@@ -135,6 +135,25 @@ def test_worker_that_survives_sigkill_is_given_up_once(monkeypatch):
     assert not given_up
     machine.after(60.0, shutdown)
     assert given_up == [1, 2, 3]
+
+
+def test_end_of_the_group_generator_ends_the_run_and_is_named(monkeypatch, capfd):
+    """Without it every worker would wait for its group until its timeout."""
+    machine, shutdown = Machine(monkeypatch, most=1), Shutdown()
+    monkeypatch.setattr(Child, "reap", lambda _: False)
+
+    def look():
+        machine.now += 0.1
+        return supervision._collect(machine.workers, None, shutdown, GRACE, machine.outlet, rule=machine.rule)
+
+    assert look()
+    assert machine.sent == []
+    monkeypatch.setattr(GeneratorElsewhere, "failure", "the group generator ended with exit code 1")
+    assert all(look() for _ in range(15))
+    assert machine.sent == to_all(signal.SIGTERM, range(4))
+    ends = "partreduce: the group generator ended with exit code 1, so the run ends: SIGTERM to workers 0, 1, 2, 3\n"
+    assert capfd.readouterr().err == ends
+    assert shutdown.code == UnavailableError.exit_code
 
 
 @pytest.mark.parametrize("seed", range(40))
