@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -22,7 +22,7 @@ from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.codecs import DTYPES, BlockCodec
 from partreduce.runtime.environment import GROUP_RANK, SLURM_JOB, SLURM_NODEID, SLURM_TOPOLOGY
 from partreduce.runtime.transport.rendezvous import default_world
-from partreduce.runtime.transport.store import Notes
+from partreduce.runtime.transport.store import Notes, watch_for_deaths
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import block_bytes
@@ -392,10 +392,10 @@ def cluster_of(world: World) -> Cluster:
     return Cluster.irregular(list(nodes.values()))
 
 
-def _gather_texts(world: World, place: str, text: str, ranks: Iterable[int]) -> list[str]:
-    notes = Notes(world.store, place)
+def _gather_texts(world: World, place: str, text: str, ranks: Sequence[int]) -> list[str]:
+    notes, given_up = Notes(world.store, place), watch_for_deaths(world.store, ranks)
     notes.write(str(world.rank), text)
-    return [notes.wait_for(str(rank)) for rank in ranks]
+    return [notes.wait_for(str(rank), given_up=given_up) for rank in ranks]
 
 
 def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ from partreduce.runtime.environment import RUN_SECRET
 from partreduce.runtime.transport.endpoint import Connection, Endpoint, Received
 from partreduce.runtime.transport.store import Notes, own_host
 from partreduce.runtime.transport.torch_api import Store
-from partreduce.runtime.transport.waiting import PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
+from partreduce.runtime.transport.waiting import PeerGoneError, PeerTimeoutError, PeerWatch, SignsOfLife, Wait
 from partreduce.topo.errors import UnavailableError
 
 GRANT = ""  # the kind of a message that only reports what was processed
@@ -371,8 +371,10 @@ class Mailbox:
     def _find(self, to: int) -> None:
         if to == self.rank or to in self._addresses:
             return
-        lacks = f"worker {to}: left no address for messages"
-        self._addresses[to] = self._notes.wait_for(f"address/{to}", self.timeout, lacks=lacks)
+        lacks, watch = f"worker {to}: left no address for messages", PeerWatch(self._heartbeat, (to,))
+        self._addresses[to] = self._notes.wait_for(
+            f"address/{to}", self.timeout, lacks=lacks, given_up=watch.failure_reason
+        )
 
     def _run(self) -> None:
         try:

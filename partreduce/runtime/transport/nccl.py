@@ -16,7 +16,7 @@ from partreduce.runtime.environment import NCCL_TEARS_DOWN
 from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.multistage_allreduce import QueuedSums, Stages
-from partreduce.runtime.transport.store import Notes
+from partreduce.runtime.transport.store import Notes, watch_for_deaths
 from partreduce.runtime.transport.torch_api import PrefixStore, Store, nccl_backend
 from partreduce.runtime.transport.work import Background, BoundedCall, OverdueError
 from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, World
@@ -152,10 +152,13 @@ def place_of(device: torch.device) -> str:
 
 
 def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, attempt: int) -> None:
-    """Raise InputError if two workers share a GPU; all workers call this, with a new `attempt` that is equal on all."""
-    notes = Notes(store, f"gpu/{attempt}")
+    """Raise InputError if two workers share a GPU; all workers call this, with a new `attempt` that is equal on all.
+
+    Raises UnavailableError if a worker dies before that, or does not call this within the store's timeout.
+    """
+    notes, given_up = Notes(store, f"gpu/{attempt}"), watch_for_deaths(store, range(size))
     notes.write(str(rank), place_of(device))
-    check_equal_places({other: notes.wait_for(str(other)) for other in range(size)})
+    check_equal_places({other: notes.wait_for(str(other), given_up=given_up) for other in range(size)})
 
 
 def check_equal_places(places: Mapping[int, str]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from partreduce.runtime.environment import GLOO_SOCKET_IFNAME, MASTER_ADDR
 from partreduce.runtime.transport.torch_api import PrefixStore, Store, TCPStore
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, PeerWatch, SignsOfLife
 from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import StoreLostError, UnavailableError
 
@@ -205,18 +205,26 @@ class Notes:
 
         return self._at(read, *keys)
 
-    def wait_for(self, key: str, limit: float | None = None, *, lacks: str = "") -> str:
+    def wait_for(
+        self,
+        key: str,
+        limit: float | None = None,
+        *,
+        lacks: str = "",
+        given_up: Callable[[], str | None] = lambda: None,
+    ) -> str:
         """Return a note, waiting up to `limit` seconds for it, by default the store's timeout.
 
-        Raises UnavailableError if it does not exist by then; `lacks` describes in the message what is missing.
+        Raises UnavailableError if it does not exist by then, or if `given_up`, called repeatedly, returns why to stop
+        waiting; `lacks` describes in the message what is missing.
         """
         bare: Any = self._store  # torch's stubs lack its timeout
         limit = limit or (bare.timeout.total_seconds() if self.line is None else self.line.timeout)
         deadline, pauses = Deadline(limit), Pauses()
         while (text := self.read(key)) is None:
-            if deadline.is_over:
+            if (why := given_up()) is not None or deadline.is_over:
                 lacks = lacks or f"store: no worker left the note {self.place(key)!r}"
-                raise UnavailableError(f"{lacks} within {limit:g} s")
+                raise UnavailableError(f"{lacks} within {limit:g} s" if why is None else f"{lacks}: {why}")
             pauses.sleep()
         return text
 
@@ -273,6 +281,12 @@ def deaths_of(store: Store, members: Iterable[int]) -> str | None:
     """Return how one of `members` died, as a clause; None if the launcher recorded no death among them."""
     notes = Deaths(store)
     return next((f"worker {rank} {death}" for rank in members if (death := notes.of(rank)) is not None), None)
+
+
+def watch_for_deaths(store: Store, members: Sequence[int]) -> Callable[[], str | None]:
+    """Return a function to call repeatedly during a wait for `members`; it returns how one of them died, or None."""
+    watch = PeerWatch(SignsOfLife(), members)
+    return lambda: deaths_of(store, members) if watch.is_due() else None
 
 
 def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:

@@ -15,8 +15,10 @@ from helpers.thread_ranks import on_ranks
 from helpers.warm import WARM
 from partreduce.errors import UnavailableError
 from partreduce.runtime.codecs import Coding
-from partreduce.runtime.transport import store, waiting
+from partreduce.runtime.profile import cluster_of
+from partreduce.runtime.transport import nccl, store, waiting
 from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.nccl import check_shared_gpus
 from partreduce.runtime.transport.store import DEATHS, LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses
 from partreduce.runtime.transport.waiting import (
     DIAGNOSE_SECONDS,
@@ -420,6 +422,22 @@ def test_late_note_is_read():
     writer.start()
     assert place.wait_for("a") == "first"
     writer.join()
+
+
+WAITS_FOR_WORKER_1 = {
+    "nodes of a profile": lambda store: cluster_of(GlooWorld(store, 0, 2, timedelta(seconds=60))),
+    "GPUs": lambda store: check_shared_gpus(store, 0, 2, torch.device("cpu"), 1),
+}
+
+
+@pytest.mark.parametrize("what", WAITS_FOR_WORKER_1)
+def test_note_of_a_dead_worker_is_not_awaited(monkeypatch, what):
+    monkeypatch.setattr(nccl, "place_of", str)
+    found = HashStore()
+    found.set_timeout(timedelta(seconds=5))
+    Notes(found, DEATHS).write("1", "was killed by signal 9")
+    with pytest.raises(UnavailableError, match="worker 1 was killed by signal 9"):
+        WAITS_FOR_WORKER_1[what](found)
 
 
 def test_pauses_grow_with_the_wait_within_bounds(monkeypatch):

@@ -80,6 +80,19 @@ def push(place, *messages, kind=zmq.DEALER, prepare=lambda stranger: None):
                 stranger.send_multipart(frames, zmq.NOBLOCK)
 
 
+def test_first_message_to_a_failed_worker_ends_before_the_timeout():
+    """It failed before it published its address."""
+    signs = Signs()
+    signs.why = "worker 1 was killed by signal 9"
+    box = Mailbox(dist.HashStore(), 0, "test", print, max_bytes=100, timeout=5, heartbeat=signs)
+    box.start()
+    try:
+        with pytest.raises(UnavailableError, match="worker 1: left no address for messages: worker 1 was killed"):
+            box.send(1, "hello")
+    finally:
+        box.close()
+
+
 @pytest.mark.parametrize(
     ("strategy", "initial"),
     [(Server(), "broadcast"), (Server(synchronous=False), "broadcast"), (Pairwise(active=(0,)), "keep")],
