@@ -50,13 +50,15 @@ class UnevenInputs:
         """Wait until it is known whether any worker trains in round `round_`; return whether one does.
 
         If none does, the data of all have ended. `lost()` returns failed workers, which are not waited for; without it
-        a failure raises PeerFailedError. Raises UnavailableError after the timeout.
+        a failure raises PeerFailedError, and so does a worker that waits elsewhere for all. Raises UnavailableError
+        after the timeout.
         """
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait = Wait(self.heartbeat, range(self.size), self.timeout)
         while True:
             gone = frozenset[int]() if lost is None else lost()
-            needed = [f"{ended}/{rank}" for rank in range(self.size) if rank not in gone]
+            present = [rank for rank in range(self.size) if rank not in gone]
+            needed = [f"{ended}/{rank}" for rank in present]
             all_ended = self._notes.has(*needed)
             continues = self._notes.has(begun)  # read last: a worker that has ended starts no round
             if (continues or all_ended) and lost is not None:
@@ -68,9 +70,10 @@ class UnevenInputs:
             if all_ended:
                 self.close()
                 return False
-            if lost is None and wait.is_due():
-                self._check_if_gone(f"data ended before round {round_}")
-                why = self.heartbeat.in_other_gathering(range(self.size), round_, BEHIND)
+            if wait.is_due():
+                if lost is None:
+                    self._check_if_gone(f"data ended before round {round_}")
+                why = self.heartbeat.in_other_gathering(present, round_, BEHIND)
                 # Read again: a worker that left after the round started, or after all ended, is not missing.
                 if why is not None and not self._notes.has(begun) and not self._notes.has(*needed):
                     raise PeerFailedError(f"data ended before round {round_}: {why}")
@@ -88,7 +91,7 @@ class UnevenInputs:
         """Wait for all workers at the end of the run, and return the ranks present.
 
         `lost()` returns failed workers, which are not waited for. Raises PeerFailedError if a worker has not taken
-        `round_` rounds, or fails and there is no `lost`; UnavailableError after the timeout.
+        `round_` rounds, waits elsewhere for all, or fails and there is no `lost`; UnavailableError after the timeout.
         """
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]
@@ -110,8 +113,9 @@ class UnevenInputs:
                         f"{self.heartbeat.unequal}"
                     )
                 waiting.remove(rank)
-            if waiting and wait.is_due() and lost is None:
-                self._check_if_gone("finish")
+            if waiting and wait.is_due():
+                if lost is None:
+                    self._check_if_gone("finish")
                 if (why := self.heartbeat.in_other_gathering(waiting, round_)) is not None:
                     raise PeerFailedError(f"finish: {why}")
             if waiting and wait.is_over():

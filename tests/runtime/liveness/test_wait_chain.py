@@ -112,14 +112,15 @@ def test_worker_without_data_names_the_blocking_worker():
     slow.stop()
 
 
+@pytest.mark.parametrize("lost", [None, frozenset], ids=["fixed", "elastic"])
 @pytest.mark.parametrize("decided", ["", "ended/1", "round/4"], ids=["undecided", "all have ended", "begun"])
-def test_worker_without_data_names_a_peer_in_a_collective_call(monkeypatch, decided):
+def test_worker_without_data_names_a_peer_in_a_collective_call(monkeypatch, decided, lost):
     """Named at once, unless the peer entered the call after the wait was decided."""
     store, saw = dist.HashStore(), Heartbeat.in_other_gathering
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
     waits = Heartbeat(store, 1, "run", beats=False)
-    ended = UnevenInputs(store, 0, 2, Heartbeat(store, 0, "run", beats=False), key="run", timeout=30)
+    ended = UnevenInputs(store, 0, 2, Heartbeat(store, 0, "run", beats=False), key="run", timeout=3)
 
     def elsewhere(heartbeat, *given):
         waits.gather("save_checkpoint()", 4)
@@ -130,14 +131,33 @@ def test_worker_without_data_names_a_peer_in_a_collective_call(monkeypatch, deci
     monkeypatch.setattr(Heartbeat, "in_other_gathering", elsewhere)
     ended.ended()
     if decided:
-        assert ended.another(4) == (decided == "round/4")
+        assert ended.another(4, lost) == (decided == "round/4")
         return
     with pytest.raises(PeerFailedError) as caught:
-        ended.another(4)
+        ended.another(4, lost)
     assert str(caught.value) == (
         "data ended before round 4: worker 1 waits for all in save_checkpoint() after 4 rounds: a worker whose data "
         "ended does not come to that; call it behind `with optimizer.join():`, or before any data ends"
     )
+
+
+@pytest.mark.parametrize("lost", [None, frozenset], ids=["fixed", "elastic"])
+def test_finish_names_a_peer_in_a_collective_call_before_the_timeout(lost):
+    store = dist.HashStore()
+    waits, ends = (Heartbeat(store, rank, "run", beats=False) for rank in (1, 0))
+    waits.gather("mean_model()", 4)
+    advice = ALL_CALL.format("mean_model()", UNEQUAL)
+    with pytest.raises(PeerFailedError) as caught:
+        UnevenInputs(store, 0, 2, ends, key="run", timeout=3).meet(4, lost)
+    assert str(caught.value) == f"finish: worker 1 waits for all in mean_model() after 4 rounds: {advice}"
+
+
+def test_finish_does_not_name_a_lost_peer():
+    """It was killed in a collective call that the others then passed without it."""
+    store = dist.HashStore()
+    waits, ends = (Heartbeat(store, rank, "run", beats=False) for rank in (1, 0))
+    waits.gather("mean_model()", 4)
+    assert UnevenInputs(store, 0, 2, ends, key="run", timeout=60).meet(4, lambda: frozenset({1})) == (0,)
 
 
 OPERATIONS = ("round", "gathering", "exchange")
