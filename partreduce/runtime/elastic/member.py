@@ -440,26 +440,27 @@ class Member(FixedMembership):
 
         Raises EvictedError if they continue without this worker; if the run ends, the error of the operation `broken`.
         """
+        problem: str | None = None  # why the members of the last view did not connect
         while self.state.phase is not messages.Phase.RUN:
             match self.state.phase:
                 case messages.Phase.OUTSIDE:
                     self.ask_to_join()
                 case messages.Phase.VOTE:
                     if not self.await_view():
-                        raise self._end(broken)
+                        raise self._end(broken, problem)
                 case messages.Phase.REBUILD:
                     for forget in self.changed:
                         forget()
                     view = self.state.view
-                    done = self.regroup.connect(view, lambda: self.is_open, lambda: self.handle(messages.Healed()))
-                    self.handle(messages.Connected() if done else messages.Broken())
+                    problem = self.regroup.connect(view, lambda: self.is_open, lambda: self.handle(messages.Healed()))
+                    self.handle(messages.Connected() if problem is None else messages.Broken())
                 case messages.Phase.FENCED:
                     raise EvictedError(
                         f"worker {self.world.rank} was silent for longer than the others wait, and they continued "
                         "without it; it changes nothing any more"
                     )
                 case _:
-                    raise self._end(broken)
+                    raise self._end(broken, problem)
         # All members are connected and have the state, so operations in flight restart, in the same order everywhere.
         # An operation whose result this worker may still commit does not restart.
         for flight in self.flights:
@@ -468,8 +469,13 @@ class Member(FixedMembership):
                     flight.abandon(MEMBERS_CHANGE)
                 self._start_ahead(flight)
 
-    def _end(self, broken: _BrokenError | None) -> Exception:
+    def _end(self, broken: _BrokenError | None, problem: str | None) -> Exception:
+        if broken is not None and problem is None:
+            return self.regroup.first.failure(broken.operation, broken.why)
+        _, members = self.views[-1]
+        why = self.heartbeat.failure_reason(members) or problem
+        why = why or self.heartbeat.not_in_gathering(members, self.state.place[0] // self.turns)
+        text = f"generation {self.state.view.generation}: {why or 'the launcher ended the run'}"
         if broken is None:
-            failed = self.heartbeat.failure_reason(range(self.world.size)) or "the launcher ended the run"
-            return PeerFailedError(f"generation {self.state.view.generation}: {failed}")
-        return self.regroup.first.failure(broken.operation, broken.why)
+            return PeerFailedError(text)
+        return self.regroup.first.failure(broken.operation, PeerGoneError(text))

@@ -72,8 +72,8 @@ class Regroup:
         group = self._now.group_of(members.index(rank), round_)
         return None if group is None else Group(tuple(members[place] for place in group.members), group.relaxation)
 
-    def connect(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
-        """Connect to all members of a view (the launcher's list of members); return False if another worker fails.
+    def connect(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> str | None:
+        """Connect to all members of a view (the launcher's list of members); return why that failed, or None.
 
         `is_open` returns whether another vote has been called; `healed` is called after this worker has copied a state.
         """
@@ -89,7 +89,7 @@ class Regroup:
         for reducer, key in self.reducers.items():
             reducer.key = f"{key} {name}"
         if now is None:
-            return True
+            return None
         world.given_up = lambda: FAILED if is_open() else None
         try:
             facts = {
@@ -107,11 +107,11 @@ class Regroup:
                 self._hand_over(view, healing, is_open, healed)
             if view.joined:
                 self._compare(view, {}, "-healed")
-        except UnavailableError:
-            return False
+        except UnavailableError as error:
+            return str(error)
         finally:
             world.given_up = lambda: None
-        return True
+        return None
 
     def _compare(self, view: View, facts: dict[str, str], what: str) -> None:
         name, ranks = name_of(view.generation), {place: [rank] for place, rank in enumerate(view.members)}

@@ -10,6 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from partreduce import Cluster, Schedule
+from partreduce.errors import PeerFailedError, UnavailableError
 from partreduce.runtime.averaging.in_flight import Flight
 from partreduce.runtime.elastic.coordinator import JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, OPEN, RELEASED, Coordinator
 from partreduce.runtime.elastic.member import Member
@@ -167,6 +168,43 @@ def test_received_view_settles_the_failures_that_the_launcher_knew(member):
     assert member.heartbeat.num_changes() == 0
     deaths.count(CHANGES, 1)
     assert member.heartbeat.num_changes() == 1
+
+
+def end_of_run(member):
+    """The error of a worker that is called to a vote after which the run ends."""
+    generation = member.state.view.generation + 1
+    member.vote()
+    member.handle(Received(3, View(generation, ())))
+    with pytest.raises(PeerFailedError) as caught:
+        member._continue(None)
+    return str(caught.value).removeprefix(f"generation {generation}: ")
+
+
+def test_run_that_ends_in_a_gathering_names_the_workers_outside(member):
+    """They could not average with this worker, and called the vote."""
+    with member.heartbeat.gathering("mean_model()", 4):
+        said = end_of_run(member)
+    assert said.startswith("this worker 0 is in mean_model() after 4 rounds, workers 1, 2 not: all workers call mean_")
+
+
+def test_run_that_ends_because_survivors_cannot_connect_names_the_cause(member, monkeypatch):
+    def compare(*_):
+        raise UnavailableError("group {0,1}: not all members connected within 60 s")
+
+    monkeypatch.setattr(member.regroup, "_compare", compare)
+    member.regroup.reducers = {type("Reducer", (), {"heartbeat": member.heartbeat})(): "1"}
+    for view in (View(1, (0, 1)), View(2, ())):
+        member.notes.write(f"view/{view.generation}", json.dumps({**asdict(view), CHANGES: 0}))
+    member.vote()
+    with pytest.raises(PeerFailedError) as caught:
+        member._continue(None)
+    assert str(caught.value) == "generation 2: group {0,1}: not all members connected within 60 s"
+
+
+def test_run_that_ends_does_not_name_a_failure_that_it_survived(member):
+    Notes(member.world.store, DEATHS).write("2", "was killed by signal 9 (SIGKILL)")
+    enter_next_generation(member)
+    assert end_of_run(member) == "the launcher ended the run"
 
 
 def test_joined_worker_gives_to_no_average_from_before_its_join(member):
