@@ -13,13 +13,13 @@ from torch.distributed import FileStore, HashStore, TCPStore
 from helpers.signs import Signs
 from helpers.thread_ranks import on_ranks
 from helpers.warm import WARM
-from partreduce.errors import UnavailableError
+from partreduce.errors import StoreLostError, UnavailableError
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.profile import cluster_of
 from partreduce.runtime.transport import nccl, store, waiting
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import check_shared_gpus
-from partreduce.runtime.transport.store import DEATHS, LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses
+from partreduce.runtime.transport.store import DEATHS, LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses, StoreLine
 from partreduce.runtime.transport.waiting import (
     DIAGNOSE_SECONDS,
     MOST_SECONDS,
@@ -438,6 +438,12 @@ def test_note_of_a_dead_worker_is_not_awaited(monkeypatch, what):
     Notes(found, DEATHS).write("1", "was killed by signal 9")
     with pytest.raises(UnavailableError, match="worker 1 was killed by signal 9"):
         WAITS_FOR_WORKER_1[what](found)
+
+
+def test_query_that_raises_any_error_ends_at_once():
+    line = StoreLine("a store", HashStore, 5.0)
+    with pytest.raises(StoreLostError, match=r"the store at a store is gone \('utf-8' codec can't decode"):
+        line.ask(lambda _: b"\xff".decode())
 
 
 def test_pauses_grow_with_the_wait_within_bounds(monkeypatch):
