@@ -257,20 +257,21 @@ class Member(FixedMembership):
     def gathered(self, place: str) -> tuple[int, ...]:
         # If a vote is called when all have arrived, some members would vote and others would wait for them in the
         # operation. So the first check decides for all members whether they vote before it.
-        notes = Notes(self.world.store, f"gathered/{self._key}/{self.heartbeat.gatherings}")
+        notes, decision = Notes(self.world.store, f"gathered/{self._key}/{self.heartbeat.gatherings}"), ""
 
         def missing() -> set[int]:
-            while True:
-                absent, is_open = set(self.members) - self.heartbeat.gathered(self.members), self.is_open
-                if absent and not is_open:
-                    return absent
-                decision = notes.propose(str(self.state.view.generation), "vote" if is_open else "continue")
-                if decision == "continue":
-                    return absent
-                self._vote_and_continue()
+            nonlocal decision
+            absent, is_open = set(self.members) - self.heartbeat.gathered(self.members), self.is_open
+            if absent and not is_open:
+                return absent
+            decision = notes.propose(str(self.state.view.generation), "vote" if is_open else "continue")
+            return absent if decision == "continue" else set()
 
-        await_gathering(self.heartbeat, place, missing, self.timeout)
-        return self.members
+        while True:  # with a new timeout after each vote, which may take long and delays all
+            await_gathering(self.heartbeat, place, missing, self.timeout)
+            if decision == "continue":
+                return self.members
+            self._vote_and_continue()
 
     def _carry_out(self, flight: Flight, entry: messages.Enter) -> None:
         """Run operation `flight` until its sums may be written, again after each failure.

@@ -54,9 +54,12 @@ class UnevenInputs:
         after the timeout.
         """
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
-        wait = Wait(self.heartbeat, range(self.size), self.timeout)
+        wait, known = Wait(self.heartbeat, range(self.size), self.timeout), frozenset[int]()
         while True:
             gone = frozenset[int]() if lost is None else lost()
+            if gone != known:  # after a vote, which may take long and delays all
+                known = gone
+                wait.renew()
             present = [rank for rank in range(self.size) if rank not in gone]
             needed = [f"{ended}/{rank}" for rank in present]
             all_ended = self._notes.has(*needed)
@@ -96,10 +99,13 @@ class UnevenInputs:
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)
-        wait = Wait(self.heartbeat, waiting, self.timeout)
+        wait, known = Wait(self.heartbeat, waiting, self.timeout), frozenset[int]()
         absent: set[int] = set()
         while waiting:
             gone = frozenset[int]() if lost is None else lost()  # read first: a worker lost by now writes no later note
+            if gone != known:  # as above
+                known = gone
+                wait.renew()
             for rank in list(waiting):
                 text = self.heartbeat.read("finished", rank)
                 if text is None:

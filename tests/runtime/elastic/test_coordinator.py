@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.transport import waiting
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes
 from partreduce.schedulers.protocols.base import Received
@@ -205,6 +207,32 @@ def test_run_that_ends_does_not_name_a_failure_that_it_survived(member):
     Notes(member.world.store, DEATHS).write("2", "was killed by signal 9 (SIGKILL)")
     enter_next_generation(member)
     assert end_of_run(member) == "the launcher ended the run"
+
+
+def test_timeout_of_a_gathering_begins_again_after_a_vote(member, monkeypatch):
+    """The vote takes longer than the timeout, and worker 1 arrives soon after it."""
+    monkeypatch.setattr(waiting, "DIAGNOSE_SECONDS", 0.0)
+    monkeypatch.setattr(member.regroup, "connect", lambda *_: None)
+    member.timeout = 1.0
+    gathered, calls = member.heartbeat.gathered, []
+
+    def await_view():
+        for _ in range(3):
+            time.sleep(0.5)
+            waiting.own_time()
+        member.handle(Received(3, View(1, (0, 1))))
+        return True
+
+    def gathered_later(members):
+        calls.append(members)
+        return gathered(members) if len(calls) < 3 else frozenset(members)
+
+    monkeypatch.setattr(member, "await_view", await_view)
+    monkeypatch.setattr(member.heartbeat, "gathered", gathered_later)
+    member.notes.write(f"{OPEN}/1", "1")
+    with member.heartbeat.gathering("mean_model()", 4):
+        assert member.gathered("mean_model()") == (0, 1)
+    assert calls == [(0, 1, 2), (0, 1), (0, 1)]
 
 
 def test_joined_worker_gives_to_no_average_from_before_its_join(member):

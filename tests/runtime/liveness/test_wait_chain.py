@@ -1,6 +1,7 @@
 """Messages of waiting workers name the worker that blocks the others, not the nearest one."""
 
 import random
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -150,6 +151,32 @@ def test_finish_names_a_peer_in_a_collective_call_before_the_timeout(lost):
     with pytest.raises(PeerFailedError) as caught:
         UnevenInputs(store, 0, 2, ends, key="run", timeout=3).meet(4, lost)
     assert str(caught.value) == f"finish: worker 1 waits for all in mean_model() after 4 rounds: {advice}"
+
+
+LATE = {
+    "finish": (lambda one, lost: one.meet(4, lost), "heartbeat/run/finished/1", "4", (0, 1)),
+    "join": (lambda one, lost: one.another(4, lost), "uneven-inputs/run/0/round/4", "1", True),
+}
+
+
+@pytest.mark.parametrize("place", LATE)
+def test_timeout_begins_again_after_a_change_of_members(monkeypatch, place):
+    """A vote without worker 2 takes longer than the timeout, and worker 1 arrives soon after it."""
+    wait, key, text, expected = LATE[place]
+    monkeypatch.setattr(waiting, "DIAGNOSE_SECONDS", 0.0)
+    store, calls = dist.HashStore(), []
+    one = UnevenInputs(store, 0, 3, Heartbeat(store, 0, "run", beats=False), key="run", timeout=1.0)
+
+    def vote():
+        calls.append(1)
+        for _ in range(3 if len(calls) == 1 else 0):
+            time.sleep(0.5)
+            waiting.own_time()
+        if len(calls) == 2:
+            store.set(key, text)
+        return frozenset({2})
+
+    assert wait(one, vote) == expected
 
 
 def test_finish_does_not_name_a_lost_peer():
