@@ -258,12 +258,12 @@ class World:
 
         try:
             communicator.all_reduce(numbers).wait(None if watch is None else look)
+            if not sums_agree(numbers, tag, len(members)):
+                raise UnavailableError("workers of different groups answered it")
         except (RuntimeError, UnavailableError) as error:
             self._end(communicator.close(), seconds=0.0)
             reason = first_line(error)
             raise UnavailableError(f"group {Group(members)}: its first operation failed ({reason})") from None
-        if not sums_agree(numbers, tag, len(members)):
-            raise UnavailableError(f"group {Group(members)}: workers of different groups answered the first operation")
         communicator.limit_to(timeout)
         return communicator
 

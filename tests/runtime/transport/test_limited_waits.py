@@ -17,6 +17,7 @@ from partreduce.errors import StoreLostError, UnavailableError
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.profile import cluster_of
 from partreduce.runtime.transport import nccl, store, waiting
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import check_shared_gpus
 from partreduce.runtime.transport.store import DEATHS, LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses, StoreLine
@@ -30,7 +31,7 @@ from partreduce.runtime.transport.waiting import (
     SignsOfLife,
     Wait,
 )
-from partreduce.runtime.transport.work import BoundedCall, Completion, OverdueError
+from partreduce.runtime.transport.work import BoundedCall, Completion, OverdueError, Work
 from partreduce.strategies import Codec, Transport
 
 STARTS = {
@@ -91,6 +92,21 @@ def test_group_is_abandoned_before_its_first_operation_when_a_vote_opens(ranks):
     found = ranks.run(2, run)
     ranks.fresh()
     assert found == ["group {0,1}: a vote is open", True]
+
+
+class OtherGroup(Communicator):
+    """The connection to a worker of another group, whose tag differs."""
+
+    def all_reduce(self, tensor, coding=None):
+        tensor += 1
+        return Work(lambda: True, lambda: None)
+
+
+def test_connection_to_another_group_is_closed():
+    world, wrong = GlooWorld(HashStore(), 0, 2, timedelta(seconds=60)), OtherGroup((0, 1), 0, object())
+    with pytest.raises(UnavailableError, match=r"group \{0,1\}: its first operation failed \(workers of different gr"):
+        world._warmed_up(wrong, "cpu", None)
+    assert wrong.is_closed
 
 
 PENDING_OPERATION = """
