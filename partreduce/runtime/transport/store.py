@@ -89,7 +89,7 @@ class StoreLine:
                 with self._changed:
                     answers.append(answer)
                     self._changed.notify_all()
-        except Exception as error:  # noqa: BLE001 - whoever asks would wait for its answer until the timeout
+        except Exception as error:  # noqa: BLE001 - else the caller of `ask` would wait until the timeout
             self._lose((str(error).strip().splitlines() or ["the connection broke"])[0][:120])
 
 
