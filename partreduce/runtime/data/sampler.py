@@ -6,6 +6,7 @@ none, which the loss does not show. Therefore the first step compares a few samp
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -13,7 +14,7 @@ from enum import StrEnum
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -68,11 +69,12 @@ def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -
 
     Batches of a RoundSampler are divided this way already, and all returned.
     """
-    steps_per_round, most = int(schedule.worker_steps()[rank]), int(max(schedule.worker_steps()))
-    if sampler_of(loader) is not None or all(each == most for each in schedule.worker_steps()):
+    steps_per_round, most = schedule.steps_per_round_of(rank), schedule.largest_steps_per_round
+    if sampler_of(loader) is not None or schedule.has_one_steps_per_round:
         return loader
-    if isinstance(loader, Sized):
-        return islice(loader, len(loader) // most * steps_per_round)
+    # Every DataLoader is `Sized`, also one of an IterableDataset, whose `len` raises TypeError.
+    with contextlib.suppress(TypeError):
+        return islice(loader, len(cast("Sized", loader)) // most * steps_per_round)
     return (batch for batches in zip(*[iter(loader)] * most, strict=False) for batch in batches[:steps_per_round])
 
 

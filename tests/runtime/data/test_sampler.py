@@ -10,7 +10,7 @@ from helpers.thread_ranks import ThreadRanks
 from helpers.training import static_groups, wrap
 from partreduce import Cluster, DistributedOptimizer, RoundSampler, Schedule
 from partreduce.errors import InputError, PeerFailedError
-from partreduce.runtime.data.sampler import assign_samples, sampler_of
+from partreduce.runtime.data.sampler import assign_samples, by_steps_per_round, sampler_of
 from partreduce.strategies import AllReduce
 
 
@@ -233,3 +233,14 @@ def test_random_losses_and_joins_leave_out_less_than_a_round(seed):
     assert repeated == 0 or (is_short and repeated <= per_step * size)
     last = next(present for after, present in reversed(views) if after < len(rounds))
     assert samples - len(set(used)) < per_step * sum(worker_steps[one] for one in last)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(14))
+
+
+def test_loader_of_an_iterable_dataset_is_divided_by_steps_per_round():
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=2)
+    batches = [batch.tolist() for batch in by_steps_per_round(loader, schedule((2, 3, 1)), 0)]
+    assert batches == [[0, 1], [2, 3], [6, 7], [8, 9]]
