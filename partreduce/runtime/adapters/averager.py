@@ -24,6 +24,7 @@ from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Averaging
 
 WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")  # distributed types with a full model per process and DDP's `no_sync`
 
@@ -36,7 +37,7 @@ class ScheduleAverager:
     prefer it if the training loop may change.
 
     Args:
-        schedule: a Schedule or the path of a schedule file, which averages over groups, without overlap.
+        schedule: a Schedule or the path of a schedule file, which averages parameters over groups, without overlap.
         warmup_steps: steps before the first round of the schedule, without averages.
         timeout: seconds that an average may wait for its members.
         world: connection to the other workers; by default from the process group or the launcher's environment.
@@ -56,6 +57,11 @@ class ScheduleAverager:
     ) -> None:
         self.schedule = read_schedule(schedule)
         check_strategy(self.schedule, "ScheduleAverager")
+        if self.schedule.strategy.averages_gradients:
+            raise InputError(
+                f"ScheduleAverager: schedule {self.schedule.name!r} averages gradients in each step; it needs "
+                "DistributedOptimizer or schedule_hook, or steps_per_round above 1"
+            )
         self.rank, size = (world.rank, world.size) if world is not None else place()
         self._alone = is_alone(world)
         if self._alone:
@@ -98,15 +104,18 @@ def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) 
 
 
 def check_strategy(schedule: Schedule, who: str) -> None:
-    """Raise InputError unless a schedule averages over groups, without delay, codec, tables or outer steps.
+    """Raise InputError unless a schedule takes plain means over groups, without delay, codec, tables or outer steps.
 
     `who` begins the message.
     """
     overlaps, codec = schedule.strategy.is_delayed, schedule.strategy.transport.codec
     tables = ", with separately placed tables" if schedule.strategy.payload.apart else ""
     payload, takes_turns = schedule.strategy.payload, schedule.strategy.takes_turns
-    if not schedule.is_phased or overlaps or codec.rounds or tables or not payload.outer.is_plain or takes_turns:
+    by_steps = not schedule.has_one_steps_per_round and schedule.strategy.averaging is not Averaging.MEAN
+    is_other = not schedule.is_phased or overlaps or by_steps or takes_turns
+    if is_other or codec.rounds or tables or not payload.outer.is_plain:
         kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
+        kind += f", with averaging {schedule.strategy.averaging}" if by_steps else ""
         kind += f", with codec {codec.value}" if codec.rounds else ""
         late = schedule.strategy.sync.in_words if takes_turns else ""
         kind += tables + "".join(f", with {w}" for w in (payload.outer.in_words, payload.turns_in_words, late) if w)
@@ -133,8 +142,8 @@ class ScheduleHookState:
         world: connection to the other workers; by default from the process group.
 
     Raises:
-        InputError: a schedule that averages neither gradients nor over groups, or with delay, codec, tables or outer
-            steps.
+        InputError: a schedule that averages neither gradients nor over groups, or with delay, codec, tables, outer
+            steps, or step-normalized averaging of unequal steps per round.
     """
 
     @check_arguments

@@ -11,7 +11,7 @@ from helpers.thread_ranks import ThreadRanks
 from partreduce import Cluster, Schedule, ScheduleAverager, ScheduleHookState
 from partreduce.errors import InputError
 from partreduce.runtime.adapters.averager import HookGradients
-from partreduce.strategies import AllReduce, DelayedAveraging, Group, GroupPhases, Pairwise, Phase, StaticGroups
+from partreduce.strategies import AllReduce, Averaging, DelayedAveraging, Group, GroupPhases, Pairwise, Phase, StaticGroups
 
 SCENARIOS = "helpers.resume_worker"
 
@@ -71,6 +71,11 @@ def test_unsupported_schedules_are_rejected(monkeypatch):
             make(pairs)
         with pytest.raises(InputError, match="with overlap"):
             make(Schedule("o", Cluster.regular(1, 2), AllReduce(steps_per_round=2, sync=DelayedAveraging())))
+        by_steps = AllReduce(steps_per_round=(1, 2), averaging=Averaging.STEP_NORMALIZED)
+        with pytest.raises(InputError, match="with averaging step-normalized"):
+            make(Schedule("n", Cluster.regular(1, 2), by_steps))
+    with pytest.raises(InputError, match="averages gradients in each step"):
+        ScheduleAverager(Schedule("g", Cluster.regular(1, 2), AllReduce()))
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="is for 2 workers and this run has 3"):
         ScheduleAverager(Schedule("a", Cluster.regular(1, 2), AllReduce(steps_per_round=2)))
