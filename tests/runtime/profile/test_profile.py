@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -13,6 +15,7 @@ from partreduce.runtime.profile import (
     Measurement,
     calibration_phases,
     fit_hardware,
+    gpu_topology,
     num_rails,
     predicted_seconds,
     profile,
@@ -193,3 +196,12 @@ def test_missing_step_function_is_named(tmp_path):
     done = run("--workers", "2", "--step", f"{tmp_path}/train.py:step")
     assert done.returncode == 2
     assert "has no function step" in done.stderr
+
+
+def test_gpu_topology_is_none_if_the_tool_hangs(monkeypatch):
+    def hang(*_args, timeout, **_options):
+        raise subprocess.TimeoutExpired("nvidia-smi", timeout)
+
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert gpu_topology() is None
