@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from partreduce.runtime.recorder import read_traces
 from partreduce.topo.errors import FileError
 
 Event = dict[str, Any]
@@ -67,20 +67,28 @@ def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
     Raises:
         FileError: the folder has no trace, or a trace of another program.
     """
-    events, about, paths = list[Event](), dict[str, Any](), sorted(folder.glob("trace-[0-9]*.json"))
-    if not paths:
-        raise FileError(f"{folder}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
-    for path in paths:
-        try:
-            content = json.loads(path.read_text())
-            about = about or content["otherData"].get("run", {})
-            events += [_event(event) for event in content["traceEvents"] if event["ph"] in {"X", "C"}]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"{path}: is not a trace of this program ({error})") from None
+
+    def parse(trace: dict[str, Any]) -> tuple[list[Event], dict[str, Any]]:
+        about = trace["otherData"].get("run", {})
+        if about:
+            _check_has(about, "node_of")
+        return [_event(event) for event in trace["traceEvents"] if event["ph"] in {"X", "C"}], about
+
+    traces = read_traces(folder, parse)
+    events = [event for own, _ in traces for event in own]
+    about = next((about for _, about in traces if about), {})
     return sorted(events, key=lambda event: (event["start"], event["rank"])), about
 
 
+def _check_has(entry: dict[str, Any], *keys: str) -> None:
+    """Raise KeyError unless an entry of a trace has all these keys."""
+    if missing := [key for key in keys if key not in entry]:
+        raise KeyError(missing[0])
+
+
 def _event(event: Event) -> Event:
+    if event.get("cat") == "communication":
+        _check_has(event["args"], "round", "step", "bytes")
     kind, _, members = event["name"].partition(" {")
     start = event["ts"] / 1e6
     return {
@@ -127,7 +135,7 @@ def read_run(folder: Path) -> Run:
     events, about = events_of(folder)
     ranks = sorted({event["rank"] for event in events})
     own = {rank: [e for e in events if e["rank"] == rank and is_training(e)] for rank in ranks}
-    if not all(len(mine) > 1 and mine[-1]["step"] > mine[0]["step"] for mine in own.values()):
+    if not own or not all(len(mine) > 1 and mine[-1]["step"] > mine[0]["step"] for mine in own.values()):
         raise FileError(f"{folder}: its workers took no two steps with a group operation, so no step can be timed")
     pauses = {rank: [e for e in events if e["rank"] == rank and e["kind"] == "evaluation"] for rank in ranks}
 

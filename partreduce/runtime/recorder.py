@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.writer import write_file
@@ -60,6 +60,7 @@ class Operation:
         return f"the {self.kind} of round {self.round} in group {{{','.join(map(str, self.members))}}}"
 
 
+Parsed = TypeVar("Parsed")
 Stats = dict[str, float]
 COUNTED = ("operations", "operation_seconds", "bytes", "failed", "age")  # keys of `DistributedOptimizer.stats`
 
@@ -198,20 +199,31 @@ def merge_traces(directory: str | Path, output: str | Path | None = None) -> Pat
         FileError: the directory has no trace, one cannot be read, or the output cannot be written.
     """
     directory = Path(directory)
-    events: list[dict[str, Any]] = []
-    paths = sorted(directory.glob("trace-[0-9]*.json"))
-    if not paths:
-        raise FileError(f"{directory}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
-    for path in paths:
-        try:
-            events += json.loads(path.read_text())["traceEvents"]
-        except (OSError, ValueError, KeyError) as error:
-            raise FileError(f"{path}: is not a trace of this program ({error})") from None
+    traces = read_traces(directory, lambda trace: [dict(event) for event in trace["traceEvents"]])
+    events = [event for trace in traces for event in trace]
     first = min((event["ts"] for event in events if "ts" in event), default=0.0)
     for event in events:
         if "ts" in event:
             event["ts"] -= first
     return _write(Path(output) if output is not None else directory / "trace.json", {"traceEvents": events})
+
+
+def read_traces(folder: Path, parse: Callable[[Any], Parsed]) -> list[Parsed]:
+    """Return `parse(content)` of each worker's trace in a folder, by rank.
+
+    Raises:
+        FileError: the folder has no trace, or one of another program, in which `parse` does not find what it reads.
+    """
+    paths = sorted(folder.glob("trace-[0-9]*.json"))
+    if not paths:
+        raise FileError(f"{folder}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
+    parsed = []
+    for path in paths:
+        try:
+            parsed.append(parse(json.loads(path.read_text())))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"{path}: is not a trace of this program ({error})") from None
+    return parsed
 
 
 def _write(path: Path, content: object) -> Path:

@@ -8,8 +8,9 @@ import torch
 
 from helpers.command_runs import ran
 from helpers.thread_ranks import ThreadRanks
-from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import Cluster, DistributedOptimizer, Schedule, merge_traces
 from partreduce.__main__ import main
+from partreduce.errors import FileError
 from partreduce.report.traces import read_run, verdict, with_worker_counts
 from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups
 
@@ -137,3 +138,28 @@ def test_log_without_a_trace_records_nothing():
         return noted
 
     assert ThreadRanks(2).run(2, work) == [[], []]
+
+
+OPERATION = {"name": "average {0,1}", "cat": "communication", "ph": "X", "ts": 1.0, "dur": 1.0, "pid": 0, "args": {}}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"traceEvents": [], "otherData": {}}, "took no two steps"),
+        ({"traceEvents": [OPERATION], "otherData": {}}, "is not a trace of this program ('round')"),
+        ({"traceEvents": [], "otherData": {"run": {"schedule": "s"}}}, "is not a trace of this program ('node_of')"),
+        ([], "is not a trace of this program"),
+    ],
+)
+def test_trace_of_another_program_is_a_one_line_error(tmp_path, capsys, content, words):
+    (tmp_path / "trace-00000.json").write_text(json.dumps(content))
+    (line,) = ran(capsys, ["report", str(tmp_path)], 74).err.splitlines()
+    assert words in line
+
+
+@pytest.mark.parametrize("content", [[], {"traceEvents": [5]}])
+def test_merge_of_another_programs_trace_is_a_file_error(tmp_path, content):
+    (tmp_path / "trace-00000.json").write_text(json.dumps(content))
+    with pytest.raises(FileError, match="is not a trace of this program"):
+        merge_traces(tmp_path)
