@@ -8,7 +8,6 @@ from datetime import timedelta
 from fractions import Fraction
 from math import isfinite
 from numbers import Integral, Real
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -87,26 +86,26 @@ def queue_p_reduce(
         raise InputError(f"p_reduce: worker {world.rank} is not in group {chosen}; only members call it")
     if len(chosen.members) < 2 or chosen.members[0] < 0 or chosen.members[-1] >= world.size:
         raise InputError(f"p_reduce: group {chosen}: a group has at least 2 ranks of 0..{world.size - 1}")
-    reducer = _of_world.get(world)
-    if reducer is None or reducer.timeout != timeout:
-        reducer = _of_world[world] = _PReducer(world, timeout)
-    return reducer.run(all_tensors, chosen, factor)
+    if world.p_reducer is None:
+        world.p_reducer = _PReducer(world)
+    return world.p_reducer.run(all_tensors, chosen, factor, timeout)
 
 
 class _PReducer:
     """State of `p_reduce` for one world: counts the calls per group and reuses a few scratch arrays."""
 
-    def __init__(self, world: World, timeout: float) -> None:
-        self.world, self.timeout = world, timeout
+    def __init__(self, world: World) -> None:
+        self.world = world
         self._recorder = Recorder(world.rank)
         self._heartbeat = Heartbeat(world.store, world.rank, "p_reduce", beats=False)
         self._calls: dict[tuple[int, ...], int] = {}
         self._buckets: OrderedDict[tuple[torch.device, torch.dtype, int], Bucket] = OrderedDict()
         # One reducer for all calls, since it tracks the operations that the device has not finished.
-        self._reducer = Reducer(world, [], self._recorder, self._heartbeat, key="p_reduce", timeout=timeout)
+        self._reducer = Reducer(world, [], self._recorder, self._heartbeat, key="p_reduce", timeout=0.0)
 
-    def run(self, tensors: Sequence[torch.Tensor], group: Group, relaxation: float) -> Reducer:
+    def run(self, tensors: Sequence[torch.Tensor], group: Group, relaxation: float, timeout: float) -> Reducer:
         world, members, reducer = self.world, group.members, self._reducer
+        reducer.timeout = reducer.checks.timeout = timeout
         if not world.has(members):
             world.create(members)
         call = self._calls[members] = self._calls.get(members, 0) + 1
@@ -137,9 +136,6 @@ class _PReducer:
         else:
             bucket.flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         return bucket
-
-
-_of_world: WeakKeyDictionary[World, _PReducer] = WeakKeyDictionary()
 
 
 def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:

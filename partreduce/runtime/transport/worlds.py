@@ -12,6 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 
@@ -69,6 +70,8 @@ class World:
         """Communicators by (members, name); those of the same members are destroyed together. The main one is
         unnamed."""
         self._streams: dict[torch.device, Streams] = {}
+        self.p_reducer: Any = None
+        """State of `p_reduce` in this world, after its first call."""
         self.abandoned = False
         self.nodes: tuple[int, ...] | None = None
         self.relatives: list[World] = []
