@@ -7,7 +7,6 @@ process that reaches its port can read.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -19,6 +18,7 @@ from typing import Any
 
 from partreduce.schedulers.protocols.group_generator import service as protocol
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
+from partreduce.topo.document.writer import replace_file
 from partreduce.topo.errors import FileError, InputError
 
 KEY_BYTES = 32
@@ -47,17 +47,9 @@ def key_in(text: str, source: str) -> str:
 
 def write_key(path: str | os.PathLike[str], key: str) -> None:
     """Write the key to a file that only its owner can read. Raises FileError if that fails."""
-    target = Path(path)
-    # To a temporary file, then renamed, so that no process reads half a key.
-    part = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(key)
-        part.replace(target)
+        replace_file(Path(path), key.encode(), mode=0o600)
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
         raise FileError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 

@@ -99,7 +99,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
             with target.open("wb") as file:
                 file.write(data)
             return
-        _replace(target, data)
+        replace_file(target, data)
     except BrokenPipeError:
         raise BrokenPipeError from None  # without its errno, which typer would report as an error of the command
     except (OSError, ValueError) as error:
@@ -118,9 +118,10 @@ def check_without_place(path: str | os.PathLike[str]) -> None:
             raise FileError(f"{shown_path(path)}: cannot be written: {problem}")
 
 
-def _replace(target: Path, data: bytes) -> None:
+def replace_file(target: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file of mode `mode` (less the umask) under another name, then rename it; nobody reads half of it."""
     temporary = target.parent / f".{target.name[:100]}.{secrets.token_hex(6)}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
