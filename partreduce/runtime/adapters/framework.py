@@ -47,7 +47,7 @@ class FrameworkRun:
     ) -> None:
         schedule = read_schedule(schedule)
         strategy, sync = schedule.strategy, schedule.strategy.sync
-        if len(set(schedule.worker_steps())) > 1 or (isinstance(sync, IterationGap) and sync.skip is not None):
+        if not schedule.has_one_steps_per_round or (isinstance(sync, IterationGap) and sync.skip is not None):
             raise InputError(
                 f"{who}: schedule {schedule.name!r} has workers take different numbers of steps, and the framework's "
                 "loop gives all of them equally many; write the loop with DistributedOptimizer and optimizer.batches()"

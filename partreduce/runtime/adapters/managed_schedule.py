@@ -172,7 +172,7 @@ def _check_others(schedule: Schedule) -> AllReduce:
             "DistributedDataParallel with its Optimizer; take steps_per_round above 1"
         )
     needs = [
-        ("workers with different steps per round", len(set(schedule.worker_steps().tolist())) > 1),
+        ("workers with different steps per round", not schedule.has_one_steps_per_round),
         ("late merges", not isinstance(strategy.sync, Synchronous)),
         (f"codec {strategy.transport.codec}", strategy.transport.codec is not Codec.NONE),
         ("tables", bool(strategy.payload.apart)),

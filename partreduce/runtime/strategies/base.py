@@ -39,7 +39,7 @@ class Traits:
 def traits_of(schedule: Schedule) -> Traits:
     """Return the traits of a schedule's kind."""
     strategy = schedule.strategy
-    has_equal_steps = len(set(schedule.worker_steps().tolist())) == 1
+    has_equal_steps = schedule.has_one_steps_per_round
     normalizes = strategy.averaging is st.Averaging.STEP_NORMALIZED
     if isinstance(strategy.sync, st.PartialAllReduce):
         return Traits(True, strategy.sync.keeps_equal, agrees_on_end=True)

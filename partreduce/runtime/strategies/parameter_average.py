@@ -70,7 +70,7 @@ class Part:
         self._is_own, self._is_outer = outer.has_own_outer_params, not outer.is_plain
         self._measures = transport.codec.rounds or self._is_outer
         self._reference_name = "outer_params" if self._is_own else "reference"
-        self._has_equal_steps = len(set(run.schedule.worker_steps().tolist())) == 1
+        self._has_equal_steps = run.schedule.has_one_steps_per_round
         self.outer = OuterOptimizer(outer, reducer.buckets, run.host)
         self.reference: Reference | None = None
         self._starts_made = 0

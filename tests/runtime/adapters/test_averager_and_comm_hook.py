@@ -11,7 +11,16 @@ from helpers.thread_ranks import ThreadRanks
 from partreduce import Cluster, Schedule, ScheduleAverager, ScheduleHookState
 from partreduce.errors import InputError
 from partreduce.runtime.adapters.averager import HookGradients
-from partreduce.strategies import AllReduce, Averaging, DelayedAveraging, Group, GroupPhases, Pairwise, Phase, StaticGroups
+from partreduce.strategies import (
+    AllReduce,
+    Averaging,
+    DelayedAveraging,
+    Group,
+    GroupPhases,
+    Pairwise,
+    Phase,
+    StaticGroups,
+)
 
 SCENARIOS = "helpers.resume_worker"
 
