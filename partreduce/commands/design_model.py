@@ -64,7 +64,7 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
 
 
 def measure_touched(
-    model: torch.nn.Module, batches: Iterable[Any], cluster: Cluster, *, num_steps: int = STEPS
+    model: torch.nn.Module, batches: Iterable[Any], cluster: Cluster
 ) -> tuple[dict[str, RowAccess], int]:
     """Return the fractions of rows that steps touch, by the table's parameter name, and the number of steps measured.
 
@@ -72,9 +72,8 @@ def measure_touched(
 
     Args:
         model: the model whose embedding tables are counted.
-        batches: at least one batch for each worker; they are dealt to the workers in turn.
+        batches: at least one batch for each worker; they are dealt to the workers in turn, for `STEPS` steps at most.
         cluster: the workers and their nodes.
-        num_steps: the most steps to measure; a step takes a batch of each worker.
 
     Raises:
         InputError: too few batches for one step, batches that are not iterable, or a batch that forward() does not
@@ -85,7 +84,7 @@ def measure_touched(
     num_workers, rows = cluster.num_workers, list[Rows]()
     with record_lookups(model, _forward) as look:
         try:
-            for batch in islice(batches, num_steps * num_workers):
+            for batch in islice(batches, STEPS * num_workers):
                 rows.append(look(batch))
         except PartreduceError:
             raise

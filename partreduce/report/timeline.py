@@ -20,24 +20,22 @@ if TYPE_CHECKING:
 
 Times = npt.NDArray[np.float64]
 
-MAX_ROWS = 40
+MAX_ROWS, MAX_ROUNDS = 40, 24
 MAX_EVENTS = 500_000
 MAX_STEPS = 8
 """The most steps per round that are drawn separately."""
 
 
-def draw_timeline(
-    timeline: Timeline, title: str, *, worker_steps: Sequence[int] = (), max_rows: int = MAX_ROWS, max_rounds: int = 24
-) -> Figure:
-    """Draw one row per worker: computing, waiting and communicating in the first `max_rounds` rounds.
+def draw_timeline(timeline: Timeline, title: str, *, worker_steps: Sequence[int] = ()) -> Figure:
+    """Draw one row per worker: computing, waiting and communicating in the first `MAX_ROUNDS` rounds.
 
-    Of more than `max_rows` workers, evenly spaced ones are drawn. An operation that runs while its worker computes is
+    Of more than `MAX_ROWS` workers, evenly spaced ones are drawn. An operation that runs while its worker computes is
     drawn in the lower half of the row. With `worker_steps`, each worker's steps per round, white lines separate up to
     `MAX_STEPS` steps.
     """
     count = timeline.finish.shape[1]
-    rows = np.arange(count) if count <= max_rows else np.unique(np.linspace(0, count - 1, max_rows).astype(int))
-    rounds = min(timeline.num_rounds, max_rounds)
+    rows = np.arange(count) if count <= MAX_ROWS else np.unique(np.linspace(0, count - 1, MAX_ROWS).astype(int))
+    rounds = min(timeline.num_rounds, MAX_ROUNDS)
     ends = (timeline.finish[rounds - 1, rows], timeline.communicate_end[rounds - 1, rows])
     longest = float(np.maximum(*ends).max()) or 1.0
     scale, unit = (1.0, "s") if longest >= 2 else (1e3, "ms")

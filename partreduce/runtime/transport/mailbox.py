@@ -67,9 +67,9 @@ class Bound:
     num_bytes: int
 
     @classmethod
-    def of_largest(cls, num_bytes: int, messages: int = MESSAGES) -> Bound:
-        """Return a bound of `messages` messages, and of the fewest bytes that allow a message of `num_bytes`."""
-        return cls(messages, 2 * max(num_bytes, 1))
+    def of_largest(cls, num_bytes: int) -> Bound:
+        """Return a bound of `MESSAGES` messages, and of the fewest bytes that allow a message of `num_bytes`."""
+        return cls(MESSAGES, 2 * max(num_bytes, 1))
 
     def holds(self, num_bytes: int) -> bool:
         """Return whether a message fits into half the bound; the rest may be processed messages not reported yet."""

@@ -27,10 +27,10 @@ _NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
-def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = "") -> object:
+def parse_yaml(data: bytes, *, source: str = "") -> object:
     """Parse one YAML document into values that JSON can hold; raise DocumentError, with the file name `source`."""
     with in_file(source):
-        return _parse(decode(data, max_bytes=max_bytes), source)
+        return _parse(decode(data, max_bytes=MAX_YAML_BYTES), source)
 
 
 def _parse(text: str, source: str) -> object:

@@ -80,21 +80,19 @@ def _late_distances(sectors: Sectors, steps: Sequence[int], curvature: float) ->
     return dict(zip(steps, (total / sectors.num_workers).tolist(), strict=True))
 
 
-def late_distance_like(
-    consensus_distance: float, steps_per_round: float, share: float, curvature: float = CURVATURE
-) -> float:
+def late_distance_like(consensus_distance: float, steps_per_round: float, share: float) -> float:
     """Return an estimate of the late distance from `consensus_distance`, that of the schedule with late averages.
 
     For averages of unknown structure, as groups formed at run time: they are replaced by a matrix with one eigenvalue
-    off the mean, which gives this consensus distance. `share` is 1 − 1/n, a worker's mean squared noise off the mean,
-    `curvature` is learning rate times curvature. O(steps_per_round).
+    off the mean, which gives this consensus distance. `share` is 1 − 1/n, a worker's mean squared noise off the mean.
+    O(steps_per_round).
     """
     if not isfinite(consensus_distance):
         return inf
     steps = max(1, round(steps_per_round))
     ends = max(float(steps), consensus_distance / share - (steps - 1) / 2)  # state at the end of a round, per direction
     root = np.full((1, 1, 1, 1), (1 - steps / ends) ** 0.5)
-    return share * float(_traces(root, np.ones((1, 1, 1)), (steps,), curvature)[0, 0])
+    return share * float(_traces(root, np.ones((1, 1, 1)), (steps,), CURVATURE)[0, 0])
 
 
 def is_small(sectors: Sectors) -> bool:

@@ -43,12 +43,12 @@ class ManyRounds:
         return self.active / self.seconds if self.seconds else float("inf")
 
 
-def sample_seconds(times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int = SAMPLED) -> Floats:
-    """Return sampled compute seconds of all workers, shape (steps, num_workers); one row if steps do not vary."""
+def sample_seconds(times: ComputeTimes, num_workers: int, *, seed: int = 0) -> Floats:
+    """Return sampled compute seconds of all workers, shape (`SAMPLED`, num_workers); one row if steps do not vary."""
     if times.is_fixed:
         return times.fixed(num_workers)[None, :]
     rng = np.random.default_rng(seed)
-    return np.concatenate([times.step_seconds(num_workers, step, rng) for step in range(steps)])
+    return np.concatenate([times.step_seconds(num_workers, step, rng) for step in range(SAMPLED)])
 
 
 def balance(seconds: Floats, setting: PartialAllReduce, *, word: float = 0.0, sum_seconds: float = 0.0) -> ManyRounds:
