@@ -36,7 +36,6 @@ from partreduce.runtime.launcher.process_cleanup import CleanupProcess, die_with
 from partreduce.runtime.launcher.signals import default_signals, defer_signals, end_by_signal, reraise_pending
 from partreduce.topo.errors import PartreduceError
 
-MESSAGE_BYTES = 4096  # size up to which a pipe write is atomic
 IMPORTED_ONCE = (
     "torch",
     "torch._dynamo",  # torch.optim imports it with the first optimizer, which costs seconds
@@ -205,10 +204,10 @@ def _fork(
                 os._exit(70)
             leave_clean_up_to_parent()
             own_standard_streams(out_write, err_write)
-            further = os.read(go_read, MESSAGE_BYTES)
+            with os.fdopen(go_read, "rb") as given:
+                further = given.read()
             if not further:
                 os._exit(70)
-            os.close(go_read)
             code = _become_worker(target, args, {**variables, **json.loads(further)})
         except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
             traceback.print_exc()
