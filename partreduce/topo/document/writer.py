@@ -119,7 +119,7 @@ def check_without_place(path: str | os.PathLike[str]) -> None:
 
 
 def replace_file(target: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a file of mode `mode` (less the umask) under another name, then rename it; nobody reads half of it."""
+    """Write a file of mode `mode` (less the umask) under another name, then rename it; no process reads half of it."""
     temporary = target.parent / f".{target.name[:100]}.{secrets.token_hex(6)}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
