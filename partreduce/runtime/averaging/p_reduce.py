@@ -86,9 +86,10 @@ def queue_p_reduce(
         raise InputError(f"p_reduce: worker {world.rank} is not in group {chosen}; only members call it")
     if len(chosen.members) < 2 or chosen.members[0] < 0 or chosen.members[-1] >= world.size:
         raise InputError(f"p_reduce: group {chosen}: a group has at least 2 ranks of 0..{world.size - 1}")
-    if world.p_reducer is None:
-        world.p_reducer = _PReducer(world)
-    return world.p_reducer.run(all_tensors, chosen, factor, timeout)
+    reducer: _PReducer | None = world.p_reducer
+    if reducer is None:
+        reducer = world.p_reducer = _PReducer(world)
+    return reducer.run(all_tensors, chosen, factor, timeout)
 
 
 class _PReducer:
