@@ -118,7 +118,7 @@ class Communicator:
         options = self._with_timeout(dist.BroadcastOptions())
         options.rootRank = 0
         options.rootTensor = 0
-        return _work(self._live().broadcast([tensor], options), tensor)
+        return self._start(tensor, lambda backend: backend.broadcast([tensor], options))
 
     def all_to_all(
         self, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
