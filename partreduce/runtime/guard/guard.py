@@ -61,6 +61,7 @@ class Guard(Facts):
 
     def detach(self) -> None:
         self.pause()
+        _remove(self._gradient_hooks)
         with LOCK:
             _watching.discard(self)
 
