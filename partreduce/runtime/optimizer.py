@@ -51,6 +51,7 @@ from partreduce.runtime.state.saved_state import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.torch_defaults import default_modes, in_default_modes, keep_user_modes
+from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.rendezvous import SingleProcessWorld, forget, is_alone, log_single_process
 from partreduce.runtime.transport.store import publish_stage
 from partreduce.runtime.transport.torch_api import torch_compile_disable
@@ -159,9 +160,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if alone:
             log_single_process(self.schedule)
         else:
-            check_run(reached, self)
-            check_other_shapes(tables, self.schedule)
-            reached = world_for_algorithm(reached, chosen, self.schedule.cluster)
+            with contextlib.ExitStack() as refused:
+                if agreed.lifelines is not None:
+                    refused.callback(agreed.lifelines.close)
+                check_run(reached, self)
+                check_other_shapes(tables, self.schedule)
+                reached = world_for_algorithm(reached, chosen, self.schedule.cluster)
+                refused.pop_all()
         lives_on = own_process and supports_elastic(plan, reached, agreed.key, replica)
         heartbeat = Heartbeat(
             reached.store,
@@ -632,16 +637,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 @contextlib.contextmanager
 def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
-    """Context for connecting to other workers: a failure inside is recorded and destroys this worker's groups."""
+    """Context for connecting to other workers: an error inside is noted and ends this worker's heartbeat.
+
+    Unless it is an InputError, it also destroys this worker's groups.
+    """
     try:
         yield
+    except InputError as error:
+        heartbeat.note("left", f"stopped while it connected its groups with InputError: {first_line(error)}")
+        heartbeat.stop()
+        raise
     except PartreduceError as error:
-        if not isinstance(error, InputError):
-            world.abandon()
-            forget(world)
-            heartbeat.note("failed", "gave up while it connected its groups")
-            heartbeat.record_failure(str(error)[:300])
-            heartbeat.stop()
+        world.abandon()
+        forget(world)
+        heartbeat.note("failed", "gave up while it connected its groups")
+        heartbeat.record_failure(str(error)[:300])
+        heartbeat.stop()
         raise
 
 
