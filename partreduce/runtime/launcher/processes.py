@@ -369,17 +369,22 @@ def flush_everything() -> None:
             stream.flush()
 
 
-_explanations: list[Callable[[BaseException], PartreduceError | None]] = []
+Explain = Callable[[BaseException], PartreduceError | None]
+_explanations: list[weakref.WeakMethod[Explain]] = []
 
 
-def add_error_translator(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
-    """Register a function that returns a clearer PartreduceError for an error that ends a script, or None."""
-    _explanations.append(explanation)
+def add_error_translator(explain: Explain) -> None:
+    """Register a method that returns a clearer PartreduceError for an error that ends a script, or None.
+
+    It is registered as long as its object lives.
+    """
+    _explanations.append(weakref.WeakMethod(explain, _explanations.remove))
 
 
 def translate_error(error: BaseException) -> BaseException:
     """Return the PartreduceError by which a registered function explains `error`; else `error` itself."""
-    return next((known for explain in _explanations if (known := explain(error)) is not None), error)
+    methods = [method for reference in _explanations if (method := reference()) is not None]
+    return next((known for explain in methods if (known := explain(error)) is not None), error)
 
 
 def print_error(error: PartreduceError) -> int:

@@ -147,6 +147,10 @@ class Ending:
         heartbeat.stop()
         forget(world)
         self.run.reducer.recorder.write_trace()
+        if self._own_process:
+            atexit.unregister(self.leave)  # which would keep the model until then
+            if hosts_store(self.run.rank, world.store):
+                atexit.register(heartbeat.linger, len(self.run.everyone))
 
     def lost_shard(self, error: BaseException) -> PartreduceError | None:
         """Return an error that names the failed rank of a sharded model, if one explains torch's `error`; else None."""
