@@ -177,12 +177,16 @@ def clear_gradients(buckets: Iterable[Bucket]) -> None:
 
 
 def unscale(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
-    """Divide an optimizer's gradients by a GradScaler's scale, in place."""
+    """Divide an optimizer's gradients by a GradScaler's scale, in place. Raises InputError for float16, as torch."""
     inverse = scale.double().reciprocal().float()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad.mul_(inverse.to(parameter.grad.device, parameter.grad.dtype))
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if any(gradient.dtype == torch.float16 for gradient in gradients):
+        raise InputError(
+            "GradScaler: gradients are float16, in which small ones become 0 when they are divided by the scale; keep "
+            "the parameters in float32 and use torch.autocast"
+        )
+    for gradient in gradients:
+        gradient.mul_(inverse.to(gradient.device, gradient.dtype))
 
 
 def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
