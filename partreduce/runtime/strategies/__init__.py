@@ -16,7 +16,7 @@ from partreduce.runtime.strategies.parameter_average import ParameterAverage
 from partreduce.runtime.strategies.quorum.gradients import QuorumGradients
 from partreduce.runtime.transport.server_allreduce import ServerCommunicator, through_servers
 from partreduce.topo import strategies as st
-from partreduce.topo.errors import MissingDependencyError
+from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
 
@@ -75,10 +75,10 @@ _RUNNERS: dict[type[st.Strategy], Callable[[Any, Run], Runner]] = {
 
 
 def build(run: Run) -> Runner:
-    """Return the runner for the kind of the schedule's strategy; raise MissingDependencyError if there is none."""
+    """Return the runner for the kind of the schedule's strategy; raise InputError if there is none."""
     strategy = run.schedule.strategy
     if (make := _RUNNERS.get(type(strategy))) is None:
-        raise MissingDependencyError(
+        raise InputError(
             f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed by this version"
         )
     return make(strategy, run)
