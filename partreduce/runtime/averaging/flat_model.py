@@ -119,7 +119,9 @@ class FlatModel:
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """Return the dense buffers with their names, each once; sparse ones, which are never averaged, are left out."""
         return [
-            (name, drop_repetitions(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided
+            (uncompiled(name), drop_repetitions(one))
+            for name, one in self.model.named_buffers()
+            if one.layout is torch.strided
         ]
 
     def buffers(self) -> list[torch.Tensor]:
@@ -140,7 +142,7 @@ class FlatModel:
         lines += self.apart.values()
         lines += [f"frozen parameter {'×'.join(map(str, p.shape))} {p.dtype}" for p in self.frozen]
         lines += [
-            f"buffer {name} {'×'.join(map(str, b.shape))} {b.dtype}{_digest_if_sparse(b)}"
+            f"buffer {uncompiled(name)} {'×'.join(map(str, b.shape))} {b.dtype}{_digest_if_sparse(b)}"
             for name, b in self.model.named_buffers()
         ]
         return lines
@@ -177,7 +179,7 @@ class FlatModel:
         self.keeps_buffers = is_local
         for prefix, module in self.model.named_modules():
             for attribute, buffer in module.named_buffers(recurse=False):
-                name, kind = f"{prefix}.{attribute}".lstrip("."), buffer_kind(attribute, buffer, module)
+                name, kind = uncompiled(f"{prefix}.{attribute}"), buffer_kind(attribute, buffer, module)
                 rule = self.rules[name] = kind.rule
                 if rule is BufferRule.CONSTANT:
                     continue
@@ -234,6 +236,11 @@ def _ride(
     bucket.length += bucket.piggybacked[-1].room
 
 
+def uncompiled(name: str) -> str:
+    """Return the name of a parameter or buffer as it is without `torch.compile`, which renames those of its module."""
+    return name.lstrip(".").replace("_orig_mod.", "")
+
+
 def _named_parameters(
     model: torch.nn.Module,
 ) -> list[tuple[tuple[str, ...], tuple[tuple[torch.nn.Module, str], ...], torch.nn.Parameter]]:
@@ -242,8 +249,7 @@ def _named_parameters(
     owners: dict[torch.nn.Parameter, list[tuple[torch.nn.Module, str]]] = {}
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            full = f"{prefix}.{name}".lstrip(".").replace("_orig_mod.", "")
-            names.setdefault(parameter, []).append(full)
+            names.setdefault(parameter, []).append(uncompiled(f"{prefix}.{name}"))
             owners.setdefault(parameter, []).append((module, name))
     return [(tuple(names[p]), tuple(owners[p]), p) for p in names]
 
