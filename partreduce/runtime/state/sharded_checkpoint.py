@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.dtensor_shards import like, local, replica_group
-from partreduce.runtime.averaging.flat_model import FlatModel
+from partreduce.runtime.averaging.flat_model import FlatModel, uncompiled
+from partreduce.runtime.state.checkpoint_directory import NAME
 from partreduce.runtime.state.saved_state import Tensors, json_of
 from partreduce.topo.errors import FileError, InputError
 
@@ -32,16 +33,22 @@ def newest(directory: Path, worker: int) -> Path | None:
 
     `worker` is the number of this rank's replica. Raises FileError if none of the checkpoints has all replicas' parts.
     """
-    seen = [path.name for path in directory.glob("round-*") if (_place(path, worker) / METADATA).exists()]
+    names = [path.name for path in directory.glob("round-*") if NAME.fullmatch(path.name)]
+    seen = [name for name in names if (_place(directory / name, worker) / METADATA).exists()]
     said = all_gather_json((worker, seen))
     if common := set.intersection(*(set(names) for _, names in said)):
-        return directory / max(common)
+        return directory / max(common, key=_round_of)
     if found := {name for _, names in said for name in names}:
-        lost = _place(directory / max(found), next(one for one, names in said if max(found) not in names))
+        last = max(found, key=_round_of)
+        lost = _place(directory / last, next(one for one, names in said if last not in names))
         raise FileError(
             f"{directory}: of no checkpoint there all replicas can read their parts: {lost} is lost or incomplete"
         )
     return None
+
+
+def _round_of(name: str) -> list[int]:
+    return [int(number) for number in name.split("-")[1:]]
 
 
 def all_gather_json(one: Said) -> list[Said]:
@@ -105,7 +112,7 @@ def load(
     """
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]
-    by_name = dict(flat.model.named_parameters(remove_duplicate=False))
+    by_name = {uncompiled(name): one for name, one in flat.model.named_parameters(remove_duplicate=False)}
     try:
         known: dict[str, Any] = dcp.FileSystemReader(place).read_metadata().state_dict_metadata
         same = sum(re.fullmatch(r"shard-\d+/facts", name) is not None for name in known) == dist.get_world_size(group)
