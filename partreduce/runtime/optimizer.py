@@ -602,9 +602,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             param_group: dict with `params` and settings of the group, as for torch's optimizers.
 
         Raises:
-            InputError: a parameter would not be averaged, and so would differ between workers.
+            InputError: a parameter would not be averaged, and so would differ between workers; or `params` is a set.
         """
         parameters = param_group["params"]
+        if isinstance(parameters, (set, frozenset)):
+            raise InputError(
+                f"add_param_group: params is a {type(parameters).__name__}, whose order differs between workers; "
+                "give a list"
+            )
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)  # a generator is read once
         group = {**param_group, "params": listed}
         run_checks(Moment.ADD_GROUP, self.engine.guard, group)
