@@ -132,7 +132,12 @@ def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep:
         "lineage": lineage,
         "workers": [dict(zip(members, reports, strict=True)).get(one) for one in range(optimizer.num_workers)],
     }
-    write_file(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    try:
+        write_file(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        report = {}
+    except (PartreduceError, OSError) as error:
+        report = {"problem": f"worker {rank}: {error}"}
+    _check_problems(meeting.exchange("checkpoint complete", report, members), round_)
     checkpoint_directory.delete(older, rank)
     return folder
 
