@@ -239,16 +239,7 @@ def _load(
     optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
 ) -> Resumed | None:
     ending, meeting = optimizer.ending, optimizer.meeting
-    try:
-        rank = None if allow_different_run else optimizer.rank
-        seen = checkpoint_directory.list_checkpoints(directory, rank)
-        mine: dict[str, object] = {"seen": [asdict(one) for one in seen]}
-    except PartreduceError as error:
-        mine = {"problem": str(error)}
-    reports = meeting.exchange("checkpoint loadable", mine, members)
-    # Only the first worker reads when the runs differ.
-    readers = 1 if allow_different_run else len(members)
-    name, passed_over = checkpoint_directory.newest_common(directory, reports[:readers], members[:readers])
+    name, passed_over = _newest_loadable(optimizer, directory, members, allow_different_run=allow_different_run)
     if passed_over and optimizer.rank == members[0]:
         warn_user(passed_over, RuntimeWarning)
     if name is None:
@@ -275,6 +266,34 @@ def _load(
     meeting.lineage = manifest["lineage"]
     ending.guard(lambda: optimizer.runner.load(kept, steps))
     return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
+
+
+def _newest_loadable(
+    optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
+) -> tuple[str | None, str]:
+    """Return the name of the newest checkpoint that all members can load, and a warning, as `newest_common` does.
+
+    Files are hashed only of a checkpoint that would be loaded, newest first, until one is intact on all members.
+    """
+    try:
+        seen = checkpoint_directory.list_checkpoints(directory)
+        mine: dict[str, object] = {"seen": [asdict(one) for one in seen]}
+    except PartreduceError as error:
+        mine = {"problem": str(error)}
+    # Only the first worker reads when the runs differ.
+    readers = members[:1] if allow_different_run else members
+    rank = None if allow_different_run else optimizer.rank
+    reports = optimizer.meeting.exchange("checkpoints", mine, members)[: len(readers)]
+    while True:
+        name, passed_over = checkpoint_directory.newest_common(directory, reports, readers)
+        if name is None:
+            return name, passed_over
+        problem = checkpoint_directory.damage(directory / name, rank) if optimizer.rank in readers else ""
+        found = optimizer.meeting.exchange(f"checkpoint {name}", {"problem": problem}, members)[: len(readers)]
+        if not any(one["problem"] for one in found):
+            return name, passed_over
+        for report, one in zip(reports, found, strict=True):
+            next(entry for entry in report["seen"] if entry["name"] == name).update(one)
 
 
 def _loaded_shards(

@@ -24,7 +24,6 @@ MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 64 * 2**20
 NAME = re.compile(r"round-\d{8,}(-\d+)?")
-ENOUGH = 3  # intact checkpoints that a worker reports; hashing more would only cost time
 
 
 class NewerFormatError(DocumentError):
@@ -105,33 +104,25 @@ def source_of(manifest: Mapping[str, Any], rank: int) -> int:
     return next(other for other, entry in enumerate(workers) if entry is not None)
 
 
-def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport]:
-    """Report on the checkpoints that have a manifest, newest first, until three can be loaded.
-
-    With a `rank` only that worker's file is checked, otherwise all files. Unreadable manifests come first.
-    """
-    manifests: list[tuple[Path, dict[str, Any]]] = []
+def list_checkpoints(directory: Path) -> list[CheckpointReport]:
+    """Report on the checkpoints that have a manifest; only the manifests are read (see `damage`)."""
     seen: list[CheckpointReport] = []
     for folder in folders(directory):
         if not os.path.lexists(folder / MANIFEST):
             continue
         try:
-            manifests.append((folder, read_manifest(folder)))
+            seen.append(CheckpointReport(folder.name, read_manifest(folder)["number"]))
         except PartreduceError as error:
             seen.append(CheckpointReport(folder.name, problem=str(error), newer=isinstance(error, NewerFormatError)))
-    manifests.sort(key=lambda pair: (pair[1]["number"], pair[0].name), reverse=True)
-    whole = 0
-    for folder, manifest in manifests:
-        problem = _damage(folder, manifest, rank)
-        seen.append(CheckpointReport(folder.name, manifest["number"], problem))
-        whole += not problem
-        if whole == ENOUGH:
-            break
     return seen
 
 
-def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
+def damage(folder: Path, rank: int | None) -> str:
     """Return why a worker's file, or any file if `rank` is None, cannot be loaded; empty if it can."""
+    try:
+        manifest = read_manifest(folder)
+    except PartreduceError as error:
+        return str(error)
     workers = manifest["workers"]
     wanted = [other for other, entry in enumerate(workers) if entry is not None]
     if rank is not None:
