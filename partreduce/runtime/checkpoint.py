@@ -24,9 +24,10 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.table_state import reader, redistribute
 from partreduce.runtime.state import checkpoint_directory, sharded_checkpoint
 from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
-from partreduce.runtime.state.saved_state import StateFile, pack, unpack
+from partreduce.runtime.state.saved_state import StateFile, naming, pack, unpack
 from partreduce.runtime.torch_defaults import in_default_modes
 from partreduce.runtime.user_warning import warn_user
+from partreduce.topo.argument_types import check_type
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import FileError, InputError, PartreduceError
@@ -88,6 +89,7 @@ def save_checkpoint(
             f"schedule cannot continue from; call it where optimizer.steps % {run.steps_per_round} == 0, next at step "
             f"{last}"
         )
+    check_type("save_checkpoint: keep", keep, int)
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
     ending.guard(lambda: optimizer.engine.pause("save_checkpoint()"))
@@ -255,7 +257,8 @@ def _load(
     source = checkpoint_directory.source_of(manifest, optimizer.rank)
     tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)
-    kept = StateFile(optimizer.engine).restore(tensors, facts, own_random_states=source == optimizer.rank)
+    with naming("load_checkpoint"):
+        kept = StateFile(optimizer.engine).restore(tensors, facts, own_random_states=source == optimizer.rank)
     # A worker with another number of steps per round gives only the round, not this worker's step inside it.
     at_pace = source == optimizer.rank or (
         source < optimizer.num_workers
@@ -264,7 +267,8 @@ def _load(
     steps = int(facts["steps"]) if at_pace else int(manifest["round"]) * optimizer.run.steps_per_round
     optimizer.engine.continue_from(steps)
     meeting.lineage = manifest["lineage"]
-    ending.guard(lambda: optimizer.runner.load(kept, steps))
+    with naming("load_checkpoint"):
+        ending.guard(lambda: optimizer.runner.load(kept, steps))
     return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
 
 
@@ -319,11 +323,13 @@ def _loaded_shards(
         raise InputError(problem)
     optimizer.ending.guard(optimizer.runner.drain)
     flat.sharders.reshard()
-    kept = StateFile(optimizer.engine).restore(tensors, facts, own_random_states=same)
+    with naming("load_checkpoint"):
+        kept = StateFile(optimizer.engine).restore(tensors, facts, own_random_states=same)
     optimizer.engine.continue_from(int(facts["steps"]))
     optimizer.meeting.earlier = facts["earlier"]
     optimizer.meeting.exchange("checkpoint loaded", {}, members)
-    optimizer.ending.guard(lambda: optimizer.runner.load(kept, optimizer.steps))
+    with naming("load_checkpoint"):
+        optimizer.ending.guard(lambda: optimizer.runner.load(kept, optimizer.steps))
     extra = facts["extra"] if same else None
     return Resumed(folder, optimizer.steps, optimizer.round, int(facts["num_workers"]), extra)
 

@@ -455,7 +455,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             *objects: objects with the methods `state_dict` and `load_state_dict`.
 
         Raises:
-            InputError: an object lacks these methods, or this worker registers more objects than the others.
+            InputError: an object lacks these methods, or its state has types that a joining worker cannot load; or this
+                worker registers more objects than the others.
         """
         self._handover.add(objects)
 
@@ -573,7 +574,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             try:
                 self.ending.guard(lambda: self.runner.load(state, steps))
             except InputError as error:
-                lost = f"partreduce: what the state holds besides the optimizer's is dropped: {error}"
+                lost = f"load_state_dict: what the state holds besides the optimizer's is dropped: {error}"
         if lost:
             warn_user(lost)
 

@@ -87,9 +87,7 @@ class Reference:
     ) -> Reference:
         names = [f"{name}/{index}" for index in range(len(buckets))]
         if set(state) != {*names, f"{name}/place"}:
-            raise InputError(
-                f"load_checkpoint: the file holds {', '.join(sorted(state)) or 'nothing'} instead of {name}/…"
-            )
+            raise InputError(f"the file holds {', '.join(sorted(state)) or 'nothing'} instead of {name}/…")
         arrays = [
             OffloadedArray(state[one].to(bucket.device, copy=True), host)
             for one, bucket in zip(names, buckets, strict=True)

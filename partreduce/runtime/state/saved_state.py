@@ -6,18 +6,22 @@ Tensors: `model/NAME`, `buffer/NAME`, `optimizer/INDEX/KEY`, `group/INDEX/KEY`, 
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
+import pickle
 import random
+import re
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from partreduce.runtime.averaging.buffer_rules import AVERAGED, BufferRule
+from partreduce.runtime.averaging.flat_model import uncompiled
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.sharding.table_state import gathered_of, layouts_of, shards_of
 from partreduce.runtime.state.checkpoint_directory import read_bytes
@@ -57,10 +61,11 @@ class StateFile:
         """Restore model, optimizer and random states in place; return the runner's tensors, for the caller to load.
 
         `facts` has the values that are not tensors. With `own_random_states=False` the random states stay as they are.
+        Raises InputError, before it changes anything, if tensors or parameter groups do not fit.
         """
-        self._restore(self._model() | shards_of(self.tables), tensors)
-        current = self.optimizer.state_dict()
         numbers = facts["optimizer"]
+        groups = self._saved_groups(tensors, numbers)
+        self._restore(self._model() | shards_of(self.tables), tensors)
         state: dict[int, dict[str, Any]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer/"):
@@ -70,16 +75,32 @@ class StateFile:
             kind, index = name.split("/")
             if kind == "optimizer":
                 state.setdefault(int(index), {}).update(values)
-        groups = []
-        for place, group in enumerate(current["param_groups"]):
-            saved = dict(numbers.get(f"group/{place}", {}))
-            prefix = f"group/{place}/"
-            saved |= {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-            groups.append(group | {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         if own_random_states:
             _restore_random_states(tensors, facts["random"], self.flat.buckets[0].device)
         return {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
+
+    def _saved_groups(self, tensors: Tensors, numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the saved parameter groups. Raises InputError unless their number and sizes are the optimizer's."""
+        current = self.optimizer.state_dict()["param_groups"]
+        count = sum(name.startswith("group/") for name in numbers)
+        if count != len(current):
+            raise InputError(
+                f"the optimizer has {len(current)} parameter group{'s' * (len(current) > 1)}, and the file has "
+                f"{count}; call add_param_group before loading, as the saved run did before saving"
+            )
+        groups = []
+        for place, group in enumerate(current):
+            saved, prefix = dict(numbers[f"group/{place}"]), f"group/{place}/"
+            saved |= {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            found = saved.setdefault("params", group["params"])  # which earlier versions did not save
+            if len(found) != len(group["params"]):
+                raise InputError(
+                    f"parameter group {place} of the optimizer has {len(group['params'])} parameters, and the file has "
+                    f"{len(found)}; give the optimizer the groups of the saved run"
+                )
+            groups.append(group | {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
+        return groups
 
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
         """Load the mean of several workers' models, saved in the files `paths`, in place.
@@ -112,7 +133,7 @@ class StateFile:
         live: Tensors = {f"model/{slot.names[0]}": slot.parameter for slot in self.flat.slots()}
         for name, parameter in self.flat.model.named_parameters():
             if not parameter.requires_grad:
-                live[f"model/{name}"] = parameter
+                live[f"model/{uncompiled(name)}"] = parameter
         live = {name: one for name, one in live.items() if name not in shards_of(self.tables)}
         live |= gathered_of(self.tables)
         live |= {f"buffer/{name}": buffer for name, buffer in self.flat.named_buffers()}
@@ -120,10 +141,11 @@ class StateFile:
 
     @staticmethod
     def _restore(model: Tensors, tensors: Tensors) -> None:
+        for name, live in model.items():
+            if name not in tensors or tensors[name].shape != live.shape:
+                raise InputError(f"{name} is missing in the file or has another shape")
         with torch.no_grad():
             for name, live in model.items():
-                if name not in tensors or tensors[name].shape != live.shape:
-                    raise InputError(f"load_checkpoint: {name} is missing in the file or has another shape")
                 live.copy_(tensors[name])
 
 
@@ -159,8 +181,7 @@ def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _split(values: Mapping[str, Any], prefix: str, tensors: Tensors, numbers: dict[str, dict[str, Any]]) -> None:
-    plain = {key: value for key, value in values.items() if not isinstance(value, torch.Tensor) and key != "params"}
-    numbers[prefix] = plain
+    numbers[prefix] = {key: value for key, value in values.items() if not isinstance(value, torch.Tensor)}
     # The momentum of sparse gradients is sparse, which the format lacks; the optimizer gets a dense tensor on loading.
     own = {f"{prefix}/{key}": value.detach() for key, value in values.items() if isinstance(value, torch.Tensor)}
     tensors.update({name: one.to_dense() if one.is_sparse else one.clone() for name, one in own.items()})
@@ -201,6 +222,18 @@ BEHIND = (
 )
 
 
+JOINING = "joining worker"  # the place in errors about the state that it gets from another worker
+
+
+@contextlib.contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Context in which an InputError about saved state begins with `place`, the function that the user called."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
 class Stateful(Protocol):
     """An object with `state_dict` and `load_state_dict`, such as a scheduler or a gradient scaler."""
 
@@ -230,6 +263,9 @@ class Handover:
                     f"register_stateful: the worker whose state this one has gave {len(self._taken)} objects; all "
                     "workers register the same ones, in one order"
                 )
+            if self.run.membership.may_change:
+                with naming(f"register_stateful: {type(one).__name__}"):
+                    _loaded(_saved(one))
             self.objects.append(one)
             if self._taken is not None:
                 one.load_state_dict(self._taken[len(self.objects) - 1])
@@ -242,8 +278,7 @@ class Handover:
             raise InputError(f"scheduler: {BEHIND}")
 
     def give(self) -> bytes:
-        states, member = io.BytesIO(), self.member
-        torch.save([one.state_dict() for one in self.objects], states)
+        member = self.member
         extra = {
             "counts": self.run.reducer.heartbeat.counts,
             "data": [self.engine.data_epoch, member.views],
@@ -252,13 +287,14 @@ class Handover:
             "rules": self.run.flat.rules,
             "generation": self.engine.uneven_inputs.generation,
             "lineage": [self.meeting.lineage, self.meeting.earlier],
-            "objects": base64.b64encode(states.getvalue()).decode(),
+            "objects": base64.b64encode(_saved(*self.objects)).decode(),
         }
         return pack(StateFile(self.engine), extra, self.meeting.lineage)
 
     def take(self, data: bytes, turn: int) -> None:
         tensors, facts = unpack(data, Path("the state of another worker"))
-        kept = StateFile(self.engine).restore(tensors, facts, own_random_states=False)
+        with naming(JOINING):
+            kept = StateFile(self.engine).restore(tensors, facts, own_random_states=False)
         self._groups = [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
@@ -270,15 +306,35 @@ class Handover:
         self.engine.data_epoch = generation[0], generation[1]
         self.member.views = [(after, tuple(members)) for after, members in views]
         self.member.since = dict(extra["since"])
-        self._taken = torch.load(io.BytesIO(base64.b64decode(extra["objects"])), weights_only=True)
+        self._taken = _loaded(base64.b64decode(extra["objects"]))
         steps = self.member.step_of(turn, self.run.steps_per_round)
         self.engine.continue_from(steps)
         self.engine.catch_up()
         self.run.applier.changes_means = extra["changes_means"]
         self.run.flat.copy_masks([name for name, rule in extra["rules"].items() if rule == BufferRule.FIRST])
-        self.engine.runner.load(kept, steps)
+        with naming(JOINING):
+            self.engine.runner.load(kept, steps)
 
     @property
     def member(self) -> Member:
         assert isinstance(self.run.membership, Member), "only elastic runs are joined"
         return self.run.membership
+
+
+def _saved(*objects: Stateful) -> bytes:
+    states = io.BytesIO()
+    torch.save([one.state_dict() for one in objects], states)
+    return states.getvalue()
+
+
+def _loaded(states: bytes) -> list[dict[str, Any]]:
+    """Return what `_saved` got. Raises InputError for a type that is refused because unpickling it may run code."""
+    try:
+        loaded: list[dict[str, Any]] = torch.load(io.BytesIO(states), weights_only=True)
+    except pickle.UnpicklingError as error:
+        kind = re.search(r"GLOBAL (\S+)", str(error))
+        raise InputError(
+            f"state_dict() holds {kind[1] if kind else 'a type'}, which a joining worker cannot load; "
+            "return tensors, numbers, strings, lists and dicts"
+        ) from None
+    return loaded

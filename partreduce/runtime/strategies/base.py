@@ -241,9 +241,7 @@ class Runner:
 def check_kept(state: Iterable[str]) -> None:
     """Raise InputError if `state`, the names in a checkpoint that this run does not use, is not empty."""
     if names := ", ".join(sorted(state)):
-        raise InputError(
-            f"load_checkpoint: the file holds {names}, which this run does not keep; was it saved with a codec?"
-        )
+        raise InputError(f"the file holds {names}, which this run does not keep; was it saved with a codec?")
 
 
 class OneSided(Runner):

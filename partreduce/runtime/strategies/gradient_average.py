@@ -248,12 +248,12 @@ class GradientAverage(Runner):
             ]
         except (KeyError, IndexError, ValueError, RuntimeError) as error:
             raise InputError(
-                f"load_checkpoint: the file holds {', '.join(sorted(late)[:3])} and so on, which are not the late "
+                f"the file holds {', '.join(sorted(late)[:3])} and so on, which are not the late "
                 f"gradients of this model ({error})"
             ) from None
         if len(flights) > self._lag:
             raise InputError(
-                f"load_checkpoint: the file holds the late gradients of {len(flights)} steps, and a pipeline of "
+                f"the file holds the late gradients of {len(flights)} steps, and a pipeline of "
                 f"{self._lag + 1} has {self._lag}"
             )
         self.membership.flights.extend(flights)

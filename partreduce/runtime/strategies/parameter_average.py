@@ -181,10 +181,10 @@ class Part:
         if self._measures:
             feedback = self._codings is not None and self.run.schedule.strategy.transport.error_feedback
             if bool(left) != feedback:
-                raise InputError("load_checkpoint: the file and this run do not both have error feedback")
+                raise InputError("the file and this run do not both have error feedback")
             reference = Reference.restored(self._reference_name, rest, buckets, self.run.host)
             if momenta.keys() != self.outer.names:
-                raise InputError("load_checkpoint: the file and this run do not both have an outer momentum")
+                raise InputError("the file and this run do not both have an outer momentum")
         try:
             begun = [starts[f"start/{index}"].to(b.device, copy=True) for index, b in enumerate(buckets) if starts]
             self.reference, sent = reference, None
@@ -194,7 +194,7 @@ class Part:
         except (KeyError, IndexError, ValueError, RuntimeError) as error:
             self.reference = None
             raise InputError(
-                f"load_checkpoint: the file holds {', '.join(sorted(flight | starts)[:3])} and so on, which this run "
+                f"the file holds {', '.join(sorted(flight | starts)[:3])} and so on, which this run "
                 f"does not keep ({error})"
             ) from None
         if reference is not None:

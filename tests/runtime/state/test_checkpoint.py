@@ -227,6 +227,49 @@ def test_failed_write_names_the_worker_and_the_run_continues(ranks, tmp_path, mo
     assert ranks.run(2, work) == [None, None]
 
 
+def test_failed_write_of_a_manifest_is_raised_on_all_workers(ranks, tmp_path, monkeypatch):
+    write, done = checkpoint.write_file, []
+
+    def full(path, data):
+        if path.name == MANIFEST:
+            done.append(path)
+            if len(done) == 1:
+                raise FileError(f"{path}: cannot be written: No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_file", full)
+
+    def work(world):
+        model, optimizer = make(world, everyone(2), 0)
+        train(model, optimizer, 1)
+        with pytest.raises(FileError, match=r"round 1: worker \d: .* No space left on device"):
+            save_checkpoint(optimizer, tmp_path)
+        train(model, optimizer, 1)
+        return save_checkpoint(optimizer, tmp_path).name
+
+    assert ranks.run(2, work) == ["round-00000002"] * 2
+
+
+def test_an_old_checkpoint_is_found_though_one_worker_lost_its_three_newest(ranks, tmp_path):
+    """Each worker once reported its three newest intact ones, of which none was common."""
+
+    def save(world):
+        model, optimizer = make(world, everyone(2), 0)
+        for _ in range(4):
+            train(model, optimizer, 1)
+            save_checkpoint(optimizer, tmp_path, keep=4)
+
+    ranks.run(2, save)
+    for round_ in (2, 3, 4):
+        (tmp_path / f"round-{round_:08d}" / "worker-00001.safetensors").write_bytes(b"damaged")
+
+    def load(world):
+        return load_checkpoint(make(world, everyone(2), 0)[1], tmp_path).round
+
+    with pytest.warns(RuntimeWarning, match="resumed from round-00000001 instead"):
+        assert ranks.run(2, load) == [1, 1]
+
+
 @pytest.mark.parametrize("stop", range(5))
 def test_crash_at_any_write_keeps_the_previous_checkpoint(ranks, tmp_path, monkeypatch, stop):
     """The first `stop` writes succeed, and all later ones raise, as in a crash."""

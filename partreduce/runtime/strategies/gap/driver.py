@@ -124,7 +124,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
     def unpack(self, round_: int, tensors: dict[str, torch.Tensor]) -> None:
         step, stage = tensors[PLACE].tolist()
         if step != round_:
-            raise InputError(f"load_checkpoint: the queues are those of step {step}, and the checkpoint is of {round_}")
+            raise InputError(f"the queues are those of step {step}, and the checkpoint is of {round_}")
         oldest = step - self.machine.setting.staleness
         self.rings.clear(oldest)
         arrays: dict[tuple[int, int], dict[int, torch.Tensor]] = {}
