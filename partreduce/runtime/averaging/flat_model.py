@@ -119,7 +119,7 @@ class FlatModel:
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """Return the dense buffers with their names, each once; sparse ones, which are never averaged, are left out."""
         return [
-            (uncompiled(name), drop_repetitions(one))
+            (strip_compiled(name), drop_repetitions(one))
             for name, one in self.model.named_buffers()
             if one.layout is torch.strided
         ]
@@ -142,7 +142,7 @@ class FlatModel:
         lines += self.apart.values()
         lines += [f"frozen parameter {'×'.join(map(str, p.shape))} {p.dtype}" for p in self.frozen]
         lines += [
-            f"buffer {uncompiled(name)} {'×'.join(map(str, b.shape))} {b.dtype}{_digest_if_sparse(b)}"
+            f"buffer {strip_compiled(name)} {'×'.join(map(str, b.shape))} {b.dtype}{_digest_if_sparse(b)}"
             for name, b in self.model.named_buffers()
         ]
         return lines
@@ -179,7 +179,7 @@ class FlatModel:
         self.keeps_buffers = is_local
         for prefix, module in self.model.named_modules():
             for attribute, buffer in module.named_buffers(recurse=False):
-                name, kind = uncompiled(f"{prefix}.{attribute}"), buffer_kind(attribute, buffer, module)
+                name, kind = strip_compiled(f"{prefix}.{attribute}"), buffer_kind(attribute, buffer, module)
                 rule = self.rules[name] = kind.rule
                 if rule is BufferRule.CONSTANT:
                     continue
@@ -236,7 +236,7 @@ def _ride(
     bucket.length += bucket.piggybacked[-1].room
 
 
-def uncompiled(name: str) -> str:
+def strip_compiled(name: str) -> str:
     """Return the name of a parameter or buffer as it is without `torch.compile`, which renames those of its module."""
     return name.lstrip(".").replace("_orig_mod.", "")
 
@@ -249,7 +249,7 @@ def _named_parameters(
     owners: dict[torch.nn.Parameter, list[tuple[torch.nn.Module, str]]] = {}
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            names.setdefault(parameter, []).append(uncompiled(f"{prefix}.{name}"))
+            names.setdefault(parameter, []).append(strip_compiled(f"{prefix}.{name}"))
             owners.setdefault(parameter, []).append((module, name))
     return [(tuple(names[p]), tuple(owners[p]), p) for p in names]
 

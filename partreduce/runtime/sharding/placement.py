@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.autograd.function import once_differentiable
 
-from partreduce.runtime.averaging.flat_model import uncompiled
+from partreduce.runtime.averaging.flat_model import strip_compiled
 from partreduce.runtime.sharding.table import DEVICES, Embeddings, OnFirst, RowLayout, Table
 from partreduce.runtime.sharding.table_state import gather_full_table, local_rows
 from partreduce.runtime.sharding.tables import Tables
@@ -243,7 +243,7 @@ def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter,
     for prefix, module in model.named_modules():
         if isinstance(module, ROUTABLE) and isinstance(module.weight, torch.nn.Parameter):
             modules.setdefault(module.weight, []).append(module)
-            names.setdefault(module.weight, uncompiled(f"{prefix}.weight"))
+            names.setdefault(module.weight, strip_compiled(f"{prefix}.weight"))
     return {name: (parameter, tuple(modules[parameter])) for parameter, name in names.items()}
 
 

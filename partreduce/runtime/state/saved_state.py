@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from partreduce.runtime.averaging.buffer_rules import AVERAGED, BufferRule
-from partreduce.runtime.averaging.flat_model import uncompiled
+from partreduce.runtime.averaging.flat_model import strip_compiled
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.sharding.table_state import gathered_of, layouts_of, shards_of
 from partreduce.runtime.state.checkpoint_directory import read_bytes
@@ -133,7 +133,7 @@ class StateFile:
         live: Tensors = {f"model/{slot.names[0]}": slot.parameter for slot in self.flat.slots()}
         for name, parameter in self.flat.model.named_parameters():
             if not parameter.requires_grad:
-                live[f"model/{uncompiled(name)}"] = parameter
+                live[f"model/{strip_compiled(name)}"] = parameter
         live = {name: one for name, one in live.items() if name not in shards_of(self.tables)}
         live |= gathered_of(self.tables)
         live |= {f"buffer/{name}": buffer for name, buffer in self.flat.named_buffers()}
@@ -265,7 +265,7 @@ class Handover:
                 )
             if self.run.membership.may_change:
                 with naming(f"register_stateful: {type(one).__name__}"):
-                    _loaded(_saved(one))
+                    _unpack_states(_pack_states(one))
             self.objects.append(one)
             if self._taken is not None:
                 one.load_state_dict(self._taken[len(self.objects) - 1])
@@ -287,7 +287,7 @@ class Handover:
             "rules": self.run.flat.rules,
             "generation": self.engine.uneven_inputs.generation,
             "lineage": [self.meeting.lineage, self.meeting.earlier],
-            "objects": base64.b64encode(_saved(*self.objects)).decode(),
+            "objects": base64.b64encode(_pack_states(*self.objects)).decode(),
         }
         return pack(StateFile(self.engine), extra, self.meeting.lineage)
 
@@ -306,7 +306,7 @@ class Handover:
         self.engine.data_epoch = generation[0], generation[1]
         self.member.views = [(after, tuple(members)) for after, members in views]
         self.member.since = dict(extra["since"])
-        self._taken = _loaded(base64.b64decode(extra["objects"]))
+        self._taken = _unpack_states(base64.b64decode(extra["objects"]))
         steps = self.member.step_of(turn, self.run.steps_per_round)
         self.engine.continue_from(steps)
         self.engine.catch_up()
@@ -321,14 +321,14 @@ class Handover:
         return self.run.membership
 
 
-def _saved(*objects: Stateful) -> bytes:
+def _pack_states(*objects: Stateful) -> bytes:
     states = io.BytesIO()
     torch.save([one.state_dict() for one in objects], states)
     return states.getvalue()
 
 
-def _loaded(states: bytes) -> list[dict[str, Any]]:
-    """Return what `_saved` got. Raises InputError for a type that is refused because unpickling it may run code."""
+def _unpack_states(states: bytes) -> list[dict[str, Any]]:
+    """Return what `_pack_states` got. Raises InputError for a type whose unpickling may run code."""
     try:
         loaded: list[dict[str, Any]] = torch.load(io.BytesIO(states), weights_only=True)
     except pickle.UnpicklingError as error:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.dtensor_shards import like, local, replica_group
-from partreduce.runtime.averaging.flat_model import FlatModel, uncompiled
+from partreduce.runtime.averaging.flat_model import FlatModel, strip_compiled
 from partreduce.runtime.state.checkpoint_directory import NAME
 from partreduce.runtime.state.saved_state import Tensors, json_of
 from partreduce.topo.errors import FileError, InputError
@@ -112,7 +112,7 @@ def load(
     """
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]
-    by_name = {uncompiled(name): one for name, one in flat.model.named_parameters(remove_duplicate=False)}
+    by_name = {strip_compiled(name): one for name, one in flat.model.named_parameters(remove_duplicate=False)}
     try:
         known: dict[str, Any] = dcp.FileSystemReader(place).read_metadata().state_dict_metadata
         same = sum(re.fullmatch(r"shard-\d+/facts", name) is not None for name in known) == dist.get_world_size(group)
