@@ -30,7 +30,8 @@ def checked_timeout(timeout: float) -> float:
 def checked_number(place: str, value: float | torch.Tensor) -> float:
     """Return a number or one-element tensor as a float. Raises InputError, which names `place`, for anything else."""
     try:
-        return float(torch.as_tensor(value).detach())
+        given = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=torch.float64)
+        return float(given.detach())
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{place}: is {str(value)[:40]!r}; give one number, or a tensor that holds one") from None
 

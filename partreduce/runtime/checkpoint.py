@@ -24,7 +24,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.table_state import reader, redistribute
 from partreduce.runtime.state import checkpoint_directory, sharded_checkpoint
 from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
-from partreduce.runtime.state.saved_state import StateFile, naming, pack, unpack
+from partreduce.runtime.state.saved_state import StateFile, decode_keys, encode_keys, naming, pack, unpack
 from partreduce.runtime.torch_defaults import in_default_modes
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.argument_types import check_type
@@ -113,7 +113,7 @@ def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep:
     older = checkpoint_directory.checkpoints_to_delete(directory, lineage, rank, keep=keep, written=name)
     ending.guard(optimizer.runner.settle)
     try:
-        data = pack(StateFile(optimizer.engine), extra, lineage)
+        data = pack(StateFile(optimizer.engine), encode_keys(extra), lineage)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / file_of(rank), data)
         report = {"sha256": hashlib.sha256(data).hexdigest(), "steps": optimizer.steps}
@@ -155,7 +155,7 @@ def _saved_shards(
     earlier = [name for name in meeting.earlier if name != folder.name]
     deleted = earlier[: 1 - keep or None]
     meeting.earlier = [*earlier[len(deleted) :], folder.name]
-    facts |= {"extra": extra, "earlier": meeting.earlier, "schedule": optimizer.schedule.name}
+    facts |= {"extra": encode_keys(extra), "earlier": meeting.earlier, "schedule": optimizer.schedule.name}
     facts |= {"schedule_sha256": schedule_sha256(optimizer.schedule), "num_workers": optimizer.num_workers}
     try:
         sharded_checkpoint.save(folder, optimizer.rank, optimizer.run.flat, tensors, facts)
@@ -269,7 +269,7 @@ def _load(
     meeting.lineage = manifest["lineage"]
     with naming("load_checkpoint"):
         ending.guard(lambda: optimizer.runner.load(kept, steps))
-    return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
+    return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), decode_keys(facts["extra"]))
 
 
 def _newest_loadable(
@@ -330,7 +330,7 @@ def _loaded_shards(
     optimizer.meeting.exchange("checkpoint loaded", {}, members)
     with naming("load_checkpoint"):
         optimizer.ending.guard(lambda: optimizer.runner.load(kept, optimizer.steps))
-    extra = facts["extra"] if same else None
+    extra = decode_keys(facts["extra"]) if same else None
     return Resumed(folder, optimizer.steps, optimizer.round, int(facts["num_workers"]), extra)
 
 

@@ -12,6 +12,7 @@ from helpers.training import static_groups, wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import InputError
+from partreduce.runtime.arguments import checked_number
 
 PAIR = Schedule("pair", Cluster.regular(1, 2), static_groups(2, [range(2)]))
 
@@ -222,3 +223,7 @@ def test_averaged_optimizer_state_without_global_rounds_is_rejected(ranks, strat
     for error in ranks.run(2, work, catch=InputError):
         assert "optimizer_state='average'" in str(error)
         assert "use 'local'" in str(error)
+
+
+def test_numbers_keep_double_precision():
+    assert checked_number("log", 1796100000.123) == 1796100000.123

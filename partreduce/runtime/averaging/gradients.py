@@ -24,8 +24,8 @@ from partreduce.topo.errors import InputError
 def sparse_gradient(name: str) -> InputError:
     """Return the InputError for a sparse gradient of parameter `name`, which cannot be averaged."""
     return InputError(
-        f"gradient of {name!r}: is sparse; partreduce.parallelize instead of DistributedOptimizer sends touched rows "
-        "only, or use sparse=False in its embedding"
+        f"gradient of {name!r}: is sparse; partreduce.parallelize_embeddings instead of DistributedOptimizer sends "
+        "touched rows only, or use sparse=False in its embedding"
     )
 
 

@@ -26,7 +26,7 @@ from partreduce.topo.errors import StoreLostError, UnavailableError
 WATCHED = 2  # connections per worker; with two, adjacent workers may die together
 BACKLOG = 64
 """Room for connections, of which none is accepted: those of watching workers, and of watchers that have died."""
-LAST_WORD_SECONDS = 0.2  # how long to wait for the more precise note of the dead worker or its launcher
+LAST_WORD_SECONDS = 0.5  # how long to wait for the more precise note of the dead worker or its launcher
 LOOK_SECONDS = 0.1
 CONNECT_SECONDS = 1.0
 REACH_SECONDS = 10.0  # a worker that cannot be reached within this time is not watched (firewall)
@@ -122,7 +122,7 @@ class KeepaliveSockets:
         return False
 
     def _note(self, rank: int) -> None:
-        """Record that a worker's process is gone, unless that worker or the launcher records its end within 0.2 s."""
+        """Record that a worker's process is gone, unless that worker or the launcher records its end within 0.5 s."""
         end = time.monotonic() + LAST_WORD_SECONDS
         while time.monotonic() < end:
             said = any(self._last_words.read(f"{kind}/{rank}") is not None for kind in LAST_WORDS)

@@ -14,6 +14,7 @@ import random
 import re
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ from partreduce.topo.errors import DocumentError, InputError, MissingDependencyE
 from partreduce.topo.extras import load
 
 Tensors = dict[str, torch.Tensor]
+PAIRS = "partreduce.pairs"  # the key under which a dict is stored as a list of pairs
 
 
 class StateFile:
@@ -157,6 +159,34 @@ def pack(state: StateFile, extra: object, lineage: str) -> bytes:
         {name: t.contiguous().cpu() for name, t in tensors.items()}, header
     )
     return data
+
+
+def encode_keys(value: object) -> object:
+    """Return `value` with dicts that JSON would change as lists of pairs: keys other than strings, and Counters.
+
+    The milestones of a MultiStepLR are a Counter of integers. Other keys that JSON lacks stay; `json_of` refuses them.
+    """
+    if isinstance(value, (list, tuple)):
+        return [encode_keys(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    items = {key: encode_keys(one) for key, one in value.items()}
+    is_plain = not isinstance(value, Counter) and all(isinstance(key, str) and key != PAIRS for key in items)
+    if is_plain or not all(key is None or isinstance(key, (str, int, float)) for key in items):
+        return items
+    return {PAIRS: list(items.items()), "counter": isinstance(value, Counter)}
+
+
+def decode_keys(value: object) -> object:
+    """Return what `encode_keys` was given, but with lists for tuples."""
+    if isinstance(value, list):
+        return [decode_keys(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if PAIRS not in value:
+        return {key: decode_keys(one) for key, one in value.items()}
+    items = {key: decode_keys(one) for key, one in value[PAIRS]}
+    return Counter(items) if value["counter"] else items
 
 
 def json_of(facts: Mapping[str, Any]) -> str:

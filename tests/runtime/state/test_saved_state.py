@@ -1,6 +1,7 @@
 """What a checkpoint file restores, and which files are refused before the model changes; without a launcher."""
 
-from collections import deque
+import json
+from collections import Counter, deque
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint,
 from partreduce import strategies as st
 from partreduce.errors import InputError
 from partreduce.runtime.state import sharded_checkpoint
-from partreduce.runtime.state.saved_state import StateFile
+from partreduce.runtime.state.saved_state import PAIRS, StateFile, decode_keys, encode_keys, json_of
 
 SCHEDULE = Schedule("alone", Cluster.regular(1, 2), st.AllReduce())
 
@@ -155,3 +156,15 @@ def test_sharded_load_takes_the_newest_round_and_ignores_other_folders(tmp_path,
         (place / sharded_checkpoint.METADATA).touch()
     monkeypatch.setattr(sharded_checkpoint, "all_gather_json", lambda one: [one])
     assert sharded_checkpoint.newest(tmp_path, 0).name == "round-100000000"
+
+
+def test_extra_keeps_keys_of_dicts_and_the_milestones_of_a_scheduler():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 1.0)
+    parts = [torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 6]), torch.optim.lr_scheduler.ConstantLR(optimizer)]
+    scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [8])
+    extra = {"scheduler": scheduler.state_dict(), "seen": {5: 6, None: {"a": {0.5: True}}}, PAIRS: [1], "": []}
+    found = decode_keys(json.loads(json_of({"extra": encode_keys(extra)}))["extra"])
+    assert found == extra
+    assert type(found["scheduler"]["_schedulers"][0]["milestones"]) is Counter
+    with pytest.raises(InputError, match="must be JSON"):
+        json_of({"extra": encode_keys({(1, 2): 3})})
