@@ -112,17 +112,3 @@ def test_children_can_be_reaped_if_sigchld_was_ignored():
         assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-@pytest.mark.processes
-def test_worker_reads_an_environment_longer_than_a_pipe_write(monkeypatch, tmp_path):
-    release = Child.release
-    monkeypatch.setattr(
-        Child, "release", lambda worker, variables: release(worker, {**variables, "LONG_VALUE": "x" * 100_000})
-    )
-
-    def work():
-        (tmp_path / "length").write_text(str(len(os.environ["LONG_VALUE"])))
-
-    assert launch(work, num_workers=1, output=io.StringIO()) == 0
-    assert (tmp_path / "length").read_text() == "100000"
