@@ -138,7 +138,7 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
         *[page.paragraph(line) for line in conclusion(measured, TARGET)],
         page.paragraph(
             f"Loss and accuracy are those of the mean model, measured every {plan.every} steps. Bytes across nodes "
-            "count the group operations that ran, each as a ring over its members. Bytes, steps and losses are the "
+            "count the group operations that ran. Bytes, steps and losses are the "
             f"same in each of the {plan.turns} turns. Seconds are not: all nodes share one loopback device and the "
             "cores of this machine with its other work, so they are shown from the fastest turn to the slowest. They "
             f"count training only. The last column is {THIN_WORDS}.",

@@ -40,7 +40,7 @@ class Result:
 
     After the `steps` [evaluations], `loss` and `accuracy` [evaluations] of the mean model were measured. `seconds`
     [turns, evaluations] is the training time of the slowest worker until then, without evaluations. `bytes_across`
-    counts the bytes between nodes in all steps of a run, with each group operation counted as a ring.
+    counts the bytes between nodes in all steps of a run.
     """
 
     name: str
@@ -70,8 +70,8 @@ def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
         column = {
             key: np.array([[p[key] for p in curve] for curve in curves]) for key in ("seconds", "loss_sum", "right")
         }
-        node_of = schedule.cluster.node_of().tolist()
-        across = sum(bytes_across(event, node_of) for event in operations(folder) if is_training(event))
+        network = schedule.cluster, schedule.strategy.transport
+        across = sum(bytes_across(event, *network) for event in operations(folder) if is_training(event))
     except (OSError, ValueError, KeyError) as error:
         raise FileError(f"{folder}: the results of the run cannot be read ({error})") from None
     return Result(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,23 @@ from typing import Any
 import numpy as np
 
 from partreduce.runtime.recorder import read_traces
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FileError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.axes import Transport
+from partreduce.topo.timing.coding import Coding
+from partreduce.topo.timing.loads import of_phase
 
 Event = dict[str, Any]
 
-OUTSIDE_TRAINING = ("initial broadcast", "mean model")
+OUTSIDE_TRAINING = ("initial broadcast", "reference", "mean model")
 """Operations outside of training steps: at the start, and for evaluation.
 
 Operations named after a call, with `()`, are also outside.
 """
+CODED = ("average", "gradient average", "partial sum")
+"""Operations that use the schedule's all-reduce algorithm and codec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +37,8 @@ class Run:
 
     `step_seconds` are those of the fastest worker, without evaluations. `operation_seconds` (time in group operations)
     and `waiting_seconds` (the part of it spent waiting for the last member) are means over the workers. `nic_bytes`
-    counts the bytes that leave all nodes, each group as a ring. `distances` and `losses` are pairs (seconds of
-    training, mean over the workers).
+    counts the bytes that leave all nodes, by the schedule's algorithm and codec. `distances` and `losses` are pairs
+    (seconds of training, mean over the workers).
     """
 
     folder: Path
@@ -109,16 +118,30 @@ def operations(folder: Path) -> list[Event]:
     return [event | {"start": event["start"] - first, "end": event["end"] - first} for event in found]
 
 
-def bytes_across(event: Event, node_of: list[int]) -> float:
-    """Return the bytes that one operation sends between nodes, around a ring.
+def bytes_across(event: Event, cluster: Cluster, transport: Transport) -> float:
+    """Return the bytes that one operation sends between nodes: averages with this transport, others as a plain ring.
 
     Only the event of the operation's lowest rank counts; it is 0 in the events of other ranks.
     """
-    members = event["members"]
-    nodes = {node_of[rank] for rank in members}
-    if len(nodes) < 2 or event["rank"] != members[0]:
+    if event["rank"] != event["members"][0]:
         return 0.0
-    return len(nodes) * 2 * (len(members) - 1) / len(members) * float(event["bytes"])
+    return _sent(event["members"], float(event["bytes"]), cluster, transport if event["kind"] in CODED else Transport())
+
+
+@lru_cache(maxsize=4096)
+def _sent(members: tuple[int, ...], num_bytes: float, cluster: Cluster, transport: Transport) -> float:
+    phase, hardware = Phase.from_groups(cluster.num_workers, [members]), Hardware()
+    coding = Coding.of(transport, hardware)
+    loads = of_phase(phase, cluster, hardware, model_bytes=num_bytes, algorithm=transport.algorithm, coding=coding)
+    return float(loads.bytes_.sum())
+
+
+def _network(about: dict[str, Any]) -> tuple[Cluster, Transport]:
+    """Return the cluster and the transport that a trace's metadata state; a plain ring if it states no transport."""
+    nodes: dict[int, list[int]] = {}
+    for rank, node in enumerate(about["node_of"]):
+        nodes.setdefault(node, []).append(rank)
+    return Cluster.irregular(list(nodes.values())), Transport(**about.get("transport", {}))
 
 
 def is_training(event: Event) -> bool:
@@ -171,7 +194,7 @@ def read_run(folder: Path) -> Run:
         step_seconds=min(step.values()),
         operation_seconds=sum(e["end"] - e["start"] for e in timed) / all_steps,
         waiting_seconds=waiting / all_steps,
-        nic_bytes=sum(bytes_across(e, about["node_of"]) for e in timed) / steps if about else 0.0,
+        nic_bytes=sum(bytes_across(e, *_network(about)) for e in timed) / steps if about else 0.0,
         distances=series("distance"),
         losses=series("loss"),
     )
@@ -182,6 +205,7 @@ def _meeting(event: Event) -> tuple[Any, ...]:
 
 
 UNDECIDED = "the runs decide nothing: repeat them"
+ONE_EACH = "one run each shows no spread: repeat them"
 
 
 def with_worker_counts(runs: list[Run]) -> list[Run]:
@@ -197,7 +221,7 @@ def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
     """Return a clause on how the runs `others` of a schedule compare with those of `base`, and which is faster.
 
     It has the ratios of seconds per step, bytes and, unless `loss` is None, seconds to that loss. A schedule
-    that never reached the loss is not called faster.
+    that never reached the loss is not called faster, and neither is one by a single run of each.
     """
     name, of = others[0].schedule, base[0].schedule
     ratios, decided = [run.step_seconds / one.step_seconds for run in others for one in base], ""
@@ -216,6 +240,8 @@ def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
             said.append(f"takes {_span(to_loss)} of its seconds to a loss of {loss:.4g}")
             ratios = to_loss or ratios
     faster, slower = max(ratios) < 1, min(ratios) > 1
+    if not decided and len(base) == len(others) == 1:
+        decided = ONE_EACH
     decided = decided or (f"{name} is {'faster' if faster else 'slower'}" if faster or slower else UNDECIDED)
     return f"{', '.join(said)}: {decided}"
 

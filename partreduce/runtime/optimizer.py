@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -476,8 +477,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Keys: `steps`, `round`, `skipped`; `operations`, the number of averages and other collectives, and `failed`, how
         many of them failed; `operation_seconds`, their total duration, including waits for the last member and
-        overlapped parts; `bytes`, their total payload; `age`, the delay of the last average in rounds; `distance`, the
-        squared distance of this worker's parameters to the mean model at the last `mean_model()`, NaN without `trace`.
+        overlapped parts; `bytes`, their total payload before encoding; `age`, the delay of the last average in rounds;
+        `distance`, the squared distance of this worker's parameters to the mean model at the last `mean_model()`, NaN
+        without `trace`.
 
         Args:
             writer: TensorBoard's `SummaryWriter`, or another object with `add_scalar(tag, number, step)`; a function
@@ -678,8 +680,10 @@ def _run(
     tables: Tables, membership: FixedMembership,
 ) -> Run:  # fmt: skip
     """Create the `Run` for the strategy's runner: schedule, model, reducers and options."""
-    nodes = plan.cluster.node_of().tolist()
-    reducer.recorder.attach("run", lambda: {"schedule": plan.name, "words": describe(plan), "node_of": nodes})
+    nodes, transport = plan.cluster.node_of().tolist(), asdict(plan.strategy.transport)
+    reducer.recorder.attach(
+        "run", lambda: {"schedule": plan.name, "words": describe(plan), "node_of": nodes, "transport": transport}
+    )
     mean_reducers = [reducer, *([reducer.of(flat.buffer_buckets, "buffers")] if flat.buffer_buckets else [])]
     applier = OptimizerStepper(optimizer, flat, [table.parameter for table in tables])
     alone = isinstance(reducer.world, SingleProcessWorld)

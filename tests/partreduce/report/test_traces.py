@@ -12,7 +12,9 @@ from partreduce import Cluster, DistributedOptimizer, Schedule, merge_traces
 from partreduce.__main__ import main
 from partreduce.errors import FileError
 from partreduce.report.traces import read_run, verdict, with_worker_counts
-from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups
+from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups, Transport
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.timing.cost import communication
 
 
 def trace(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
@@ -51,6 +53,7 @@ def test_verdict_is_a_range_over_pairs_of_runs_or_undecided(tmp_path):
     base = [read_run(trace(tmp_path / f"a{k}", "A", step=step)) for k, step in enumerate((1.0, 1.1))]
     fast = [read_run(trace(tmp_path / f"b{k}", "B", step=step)) for k, step in enumerate((0.5, 0.66))]
     near = [read_run(trace(tmp_path / "c", "C", step=1.05))]
+    assert verdict(base[:1], fast[:1], None).endswith("one run each shows no spread: repeat them")
     assert verdict(base, fast, None) == (
         "B takes 0.45 to 0.66 of A's seconds a step, sends 1.00 of its bytes: B is faster"
     )
@@ -122,6 +125,28 @@ def test_report_reads_traces_of_real_workers(tmp_path):
     assert 0 <= run.waiting_seconds <= run.operation_seconds
     assert run.step_seconds > 0
     assert run.nic_bytes > 0
+
+
+@pytest.mark.parametrize("transport", [
+    Transport(), Transport(algorithm="hierarchical"), Transport(codec="float16"), Transport(codec="int8"),
+    Transport(algorithm="hierarchical", codec="int8", where="across-nodes"),
+], ids=str)  # fmt: skip
+def test_bytes_across_nodes_follow_algorithm_and_codec(tmp_path, transport):
+    """As the timing model says for the same schedule; the two nodes are equal, so all bytes are twice the busiest's."""
+    plan = Schedule("all", Cluster.regular(2, 2), AllReduce(steps_per_round=2, transport=transport))
+
+    def work(world):
+        model = torch.nn.Linear(1024, 4, bias=False)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world, trace=tmp_path)
+        for _ in range(9):
+            model(torch.ones(1, 1024)).sum().backward()
+            optimizer.step()
+        optimizer.finish()
+
+    ThreadRanks(4).run(4, work)
+    expected = communication(plan, Hardware(model_bytes=4 * 4096)).nic_bytes_per_step
+    assert read_run(tmp_path).nic_bytes == pytest.approx(2 * expected, rel=0.02)
 
 
 def test_log_without_a_trace_records_nothing():
