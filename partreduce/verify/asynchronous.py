@@ -249,43 +249,45 @@ DYNAMIC_GROUPS = (
 )
 
 
-def _pairs(schedule: Schedule) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the active workers of a `pairwise` strategy, and every pair of an active and a passive worker.
-
-    An active worker starts exchanges, a passive one answers; only pairs that the strategy allows are listed.
-    """
-    strategy, n = schedule.strategy, schedule.num_workers
-    assert isinstance(strategy, Pairwise), "the table of its kind"
-    return sorted(strategy.active), [(one, two) for one in strategy.active for two in strategy.passive_of(one, n)]
+def _pairwise(schedule: Schedule) -> Pairwise:
+    assert isinstance(schedule.strategy, Pairwise), "the table of its kind"
+    return schedule.strategy
 
 
 def _of_pairs(schedule: Schedule, _: Numbers) -> Numbers:
-    active, pairs = _pairs(schedule)
-    askers = Counter(passive for _, passive in pairs)
-    most = max(askers.values(), default=0)
+    """Return the numbers of requests: without `edges` the graph is complete bipartite, and listing it is quadratic."""
+    strategy, n = _pairwise(schedule), schedule.num_workers
+    active = set(strategy.active)
+    if strategy.edges is None:
+        requests = Counter(dict.fromkeys(set(range(n)) - active, len(active)))  # by passive worker
+    else:
+        requests = Counter(b if a in active else a for a, b in strategy.edges)
+    most = max(requests.values())
     return {
-        "active": active,
-        "counts": f"{len(pairs)} edges join {len(active)} active and {schedule.num_workers - len(active)} passive",
+        "active": sorted(active),
+        "counts": f"{sum(requests.values())} edges join {len(active)} active and {n - len(active)} passive",
         "most": most,
-        "others": max(most - 1, 0),
-        "busiest": min((worker for worker in askers if askers[worker] == most), default=None),
+        "others": most - 1,
+        "busiest": min(worker for worker in requests if requests[worker] == most),
     }
 
 
 def _prove_connected(facts: ScheduleFacts) -> Claim:
-    import networkx as nx
+    n, edges = facts.schedule.num_workers, _pairwise(facts.schedule).edges
+    outside: list[int] = []
+    if edges is not None:
+        import networkx as nx
 
-    n = facts.schedule.num_workers
-    graph = nx.Graph(_pairs(facts.schedule)[1])
-    graph.add_nodes_from(range(n))
-    reached = sorted(nx.node_connected_component(graph, 0))
-    if len(reached) == n:
+        graph = nx.Graph(edges)
+        graph.add_nodes_from(range(n))
+        reached = sorted(nx.node_connected_component(graph, 0))
+        outside = sorted(set(range(n)) - set(reached))
+    if not outside:
         return follows(
             "consensus",
             "The graph is connected, and every edge is used with positive probability in every round of its active "
             "end.",
         )
-    outside = sorted(set(range(n)) - set(reached))
     return refuted(
         "consensus",
         f"No path leads from worker 0 to worker {outside[0]}; add an edge between their components.",

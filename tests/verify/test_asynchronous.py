@@ -154,6 +154,14 @@ def test_every_claim_has_a_name_and_an_explanation(strategy):
         assert "None" not in claim.explanation
 
 
+def test_pairs_without_edges_are_proved_like_all_edges_for_any_number_of_workers():
+    active = (1, 2, 5)
+    every = tuple((a, p) for a in active for p in (0, 3, 4, 6))
+    assert prove(make(Pairwise(active=active), "1x7")) == prove(make(Pairwise(active=active, edges=every), "1x7"))
+    many = prove(make(Pairwise(active=tuple(range(0, 200_000, 2))), "1x200000"))
+    assert many["queues"].witness == {"questions": 100_000, "worker": 1, "gap": None}
+
+
 def test_busiest_passive_worker_is_reported():
     two = Pairwise(active=(0, 4), edges=((0, 1), (0, 3), (4, 3), (4, 2)))
     assert prove(make(two, "1x5"))["queues"].witness == {"questions": 2, "worker": 3, "gap": None}

@@ -187,6 +187,13 @@ def test_claims_of_small_schedules_match_simulated_runs(make):
     assert {(Status.FOLLOWS, True), (Status.NOT_PROVED, True), (Status.NOT_PROVED, False)} <= seen
 
 
+@pytest.mark.parametrize(("inside", "across"), [(3, 1), (1, 4), (2, 2), (1000, 1)])
+def test_repeated_phases_reach_all_workers_one_round_after_the_longest_run(inside, across):
+    nodes, rails = [range(4 * k, 4 * k + 4) for k in range(4)], [range(k, 16, 4) for k in range(4)]
+    schedule = explicit(16, *[nodes] * inside, *[rails] * across)
+    assert claims_of_runs(schedule)["end"].numbers["behind"] == max(inside, across) + 1
+
+
 @pytest.mark.parametrize("name", ["staleness", "end"])
 def test_too_expensive_run_claims_are_not_proved(monkeypatch, name):
     schedule = graph(6, shift(6, Fraction(1, 3)))

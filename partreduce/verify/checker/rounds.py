@@ -50,8 +50,11 @@ NONE = -1
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
     """Return the rounds after which, from any round on, every worker's value has reached all workers; None if never."""
-    found, after = 0, _of_rule if schedule.form == "rule" else _of_workers
+    found, after, phases = 0, _of_rule if schedule.form == "rule" else _of_workers, schedule.phases
     for start in range(schedule.period):
+        # A second average in the same groups reaches nobody new, so one round fewer is enough from there.
+        if start and phases and phases[start] == phases[start - 1]:
+            continue
         rounds = after(schedule, start, work)
         if rounds is None:
             return None
@@ -75,8 +78,7 @@ def _of_workers(schedule: Schedule, start: int, work: Work) -> int | None:
         meetings.append([([target], heard) for target, heard in sources.items()])
     number = quiet = 0
     while any(bits.bit_count() < n for bits in arrived):
-        before = arrived
-        arrived = list(before)
+        before, arrived = arrived, list(arrived)
         for targets, heard in meetings[(start + number) % period]:
             work.spend((len(heard) + len(targets)) * (40 + n // 64))
             together = 0
@@ -84,8 +86,7 @@ def _of_workers(schedule: Schedule, start: int, work: Work) -> int | None:
                 together |= before[source]
             for target in targets:
                 arrived[target] = together
-        number += 1
-        quiet = quiet + 1 if arrived == before else 0
+        number, quiet = number + 1, quiet + 1 if arrived == before else 0
         work.spend(n * 10)
         if quiet >= period:
             return None
@@ -121,8 +122,7 @@ def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
                 for member in members:
                     changed |= families[member] != together
                     families[member] = together
-            number += 1
-            quiet = 0 if changed else quiet + 1
+            number, quiet = number + 1, 0 if changed else quiet + 1
             work.spend(size * 10)
             if quiet >= period:
                 return None
