@@ -336,7 +336,7 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
             "their prediction."
         )
     if fastest.time * (1 + TIE) >= chosen.time:
-        third = f"Nothing else within the job's limits is predicted to be faster by more than {TIE:.0%}."
+        third = f"Nothing else that was compared is predicted to be faster by more than {TIE:.0%}."
     else:
         clause = why_not(fastest, chosen, options, job) if job.take is None else "another one was asked for"
         third = f"The fastest ({_factor(chosen.time / fastest.time)}x over this) is not taken: {clause}."

@@ -44,8 +44,9 @@ def confirm(schedule: Schedule) -> list[str]:
     try:
         return list(checker.check(certificate, checker.read_schedule(document)))
     except checker.Refusal as refusal:
+        place = "" if refusal.sentence.startswith("certificate: ") else "certificate: "
         raise RefutedError(
-            f'schedule {schedule.name!r}: certificate: {refusal.sentence}; take the member "certificate" out of the '
+            f'schedule {schedule.name!r}: {place}{refusal.sentence}; take the member "certificate" out of the '
             "file, or have partreduce design write it again"
         ) from None
 

@@ -61,7 +61,7 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
     if len(batch.multiplicity) * size * (size + 1) // 2 > MAX_ENTRIES:
         return not_proved(NAME, "the covariances of all classes are too large for a certificate.")
     if motion.radius >= NEVER:
-        return not_proved(NAME, "it is infinite: workers never agree.")
+        return not_proved(NAME, "workers agree too slowly for floating point, or never.")
     noise = after_period(batch, np.zeros_like(batch.matrices[0]), is_delayed=motion.is_delayed)
     sources = np.stack([noise, np.broadcast_to(np.eye(size), noise.shape)])  # (2, classes, size, size)
     steady = lyapunov.steady_state(batch.product(), sources, negligible=NEGLIGIBLE)

@@ -85,8 +85,11 @@ def test_consensus_distance_is_proved_for_most_convergent_schedules():
 def test_schedules_outside_the_theorems_are_not_proved():
     far = of_groups("x", Cluster.regular(3, 1), [Group((0, 1, 2), Fraction(9, 4))])
     apart = of_groups("x", Cluster.regular(4, 1), [[0, 1], [2, 3]])
-    for schedule in (far, apart):
+    slow = of_groups("x", Cluster.regular(3, 1), [Group((0, 1, 2), Fraction(1, 10**13))])
+    for schedule in (far, apart, slow):
         assert prove_consensus_distance(schedule).status is Status.NOT_PROVED
+    assert prove(slow).guarantees_consensus
+    assert "too slowly for floating point, or never" in prove_consensus_distance(slow).explanation
 
 
 # The contraction by a factor

@@ -295,7 +295,7 @@ def _exact(find: Callable[[Sectors], float], sectors: Sectors | None) -> Metric:
         return LARGE
     value, how = find(sectors), sectors.how
     if math.isinf(value):
-        how += "; infinite: the radius is 1 or more, workers never agree"
+        how += "; infinite: the radius is 1 or more to rounding, so workers agree too slowly or never"
     return Metric(value, Kind.EXACT, how)
 
 

@@ -95,6 +95,8 @@ def test_verify_rejects_a_file_with_an_invalid_certificate(tmp_path, capsys):
     out, err = ran(capsys, ["verify", str(bad)], 1)
     assert out.startswith("PROVED: "), "the schedule itself is proved"
     assert "the certificate is of another schedule; take the member" in err
+    bad.write_text(json.dumps(json.loads(good.read_text()) | {"certificate": {"claims": []}}))
+    assert "'node-then-all': certificate: lacks ['format'" in ran(capsys, ["verify", str(bad)], 1).err, "named once"
 
 
 def test_plain_words_claim_no_contraction_without_consensus():

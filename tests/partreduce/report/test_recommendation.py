@@ -277,7 +277,7 @@ def test_third_reason_explains_why_the_fastest_is_not_chosen(job_and_options):
     assert " is not taken: it averages less often than any schedule that was measured, so its steps are a" in third
     alone = compare(chosen, [chosen, compared.every_step], job)
     *_, third = three_reasons(alone, [chosen, compared.every_step], job)
-    assert third == "Nothing else within the job's limits is predicted to be faster by more than 2%."
+    assert third == "Nothing else that was compared is predicted to be faster by more than 2%."
 
 
 @pytest.mark.usefixtures("brief", "decide_once")
