@@ -242,7 +242,7 @@ def _built(cluster: str, build: str, tolerate_failures: int) -> Schedule:
         if not schedule.cluster.same_shape(place):
             raise InputError(f"--build {build}: is for {schedule.cluster}, and CLUSTER is {place}; give the schedule's")
     else:
-        name, entries = entry_of(build)
+        name, entries = options.quantity("--build", entry_of, build)
         parameters = options.parameters_of(entries, place=f"--build {build}")
         schedule = options.quantity("--build", lambda text: registry.build(text, place, **parameters), name)
     if not tolerate_failures:
@@ -285,6 +285,8 @@ def phases_of(schedule: Schedule) -> tuple[int | None, int | None]:
 def entry_of(build: str) -> tuple[str, list[str]]:
     """Split a catalogue entry into name and parameters: `allreduce(every=4)` → ("allreduce", ["every=4"])."""
     name, opened, rest = build.strip().partition("(")
+    if opened and not rest.endswith(")"):
+        raise InputError(f"{build!r} does not end with a closing parenthesis; write {build.strip() + ')'!r}")
     inside = rest.removesuffix(")").strip()
     return name, re.split(r",(?=[^,=]*=)", inside) if opened and inside else []
 

@@ -1,5 +1,6 @@
 """`partreduce report`: compare traced runs side by side, and decide whether one schedule was faster."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,8 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Compare traced runs: seconds per step, waiting, bytes, consensus distance, seconds to a loss."""
+    if loss is not None and not math.isfinite(loss):
+        raise typer.BadParameter(f"expected a finite number, got {loss}", param_hint="--loss")
     read = with_worker_counts([read_run(folder) for folder in runs])
     kinds = {run.schedule: [one for one in read if one.schedule == run.schedule] for run in read}
     if loss is None and all(run.losses for run in read):
@@ -54,7 +57,7 @@ def command(
         console().print(f"{name}: {words}")
     console().print(
         "a step: of the fastest worker, without evaluations. In operations, and waiting for their last member: mean "
-        "over workers. Bytes out of all nodes, groups as rings. distance: mean squared distance to the mean model, at "
+        "over workers. Bytes out of all nodes. distance: mean squared distance to the mean model, at "
         "each mean_model()." + ("" if loss is None else f" The loss is {loss:.4g}; losses are smoothed."),
         style="dim",
     )

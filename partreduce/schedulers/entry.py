@@ -65,7 +65,7 @@ class Parameter:
             r"[+-]?[0-9]{1,18}" if self.kind == "int" else r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
         )
         if isinstance(value, bool) or not re.fullmatch(pattern, text):
-            wanted = "a whole number" if self.kind == "int" else "a number"
+            wanted = "a whole number of at most 18 digits" if self.kind == "int" else "a number"
             raise ScheduleError(f"{self.name}: {text!r} is not {wanted}")
         return int(text) if self.kind == "int" else float(text)
 

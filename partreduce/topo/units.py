@@ -40,7 +40,7 @@ FACTORS = {"x": Fraction(1), "": Fraction(1)}
 def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fraction:
     match = _QUANTITY.fullmatch(text.strip())
     if match is None and text.strip().startswith("-"):
-        raise InputError(f"{_shorten(text)} is negative; write a positive number and a unit, such as {example}")
+        raise InputError(f"{_shorten(text)} is negative; write a positive number such as {example}")
     if match is None:
         raise InputError(f"{_shorten(text)} is not {what}; write a number and a unit, such as {example}")
     number, unit = Fraction(match[1]), match[2]

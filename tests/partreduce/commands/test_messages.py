@@ -48,7 +48,10 @@ def test_misplaced_file_is_recognized(folder, capsys, command, text, hint):
     ("design 2x2 -o .", 74, ".: cannot be written: Is a directory"),
     ("simulate schedule.json --trace empty", 65, "empty: holds no step times; write a row for each step"),
     ("design 2x2 --set compute=1e300s", 2, "'1e300s' is too large or too small for a time; write it such as"),
-    ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number and a unit, such as"),
+    ("design 2x2 --build allreduce(every=4", 2, "'allreduce(every=4' does not end with a closing parenthesis; write"),
+    ("design 2x2 --build allreduce(every=1e30)", 2, "every: '1e30' is not a whole number of at most 18 digits"),
+    ("report missing --loss nan", 2, "Invalid value for --loss: expected a finite number, got nan"),
+    ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number such as"),
 ])  # fmt: skip
 def test_error_comes_before_any_work_in_one_line(folder, capsys, arguments, code, text):
     """Regression: some were tracebacks, and a missing output folder was found only after minutes of measuring."""
