@@ -75,7 +75,7 @@ class Model(torch.nn.Module):
 def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_failures=0, back=None, fails=None):
     """Return (exit code, final parameters of each finished worker by rank) of a run that saves every few steps.
 
-    `deaths` are (attempt, rank, step) of kills. At `back`, a (step, rank), the others wait until that rank rejoins.
+    `deaths` are (attempt, rank, step) of kills, of workers that did not rejoin. At `back`, a (step, rank), the others wait until that rank rejoins.
     `fails` is one (attempt, rank, step) at which the script exits with an error.
     """
     folder.mkdir()
@@ -85,7 +85,8 @@ def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fail
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_: sys.stderr.write(f"{message}\n")  # pytest would keep them
         rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        if back and (attempt, rank) == (0, back[1]) and (folder / f"begun-0-{rank}").exists():
+        rejoins = (folder / f"begun-{attempt}-{rank}").exists()
+        if back and rejoins:
             until((folder / "awaited").exists)  # so that it rejoins in the round of `back`, even if the others are slow
         model = Model(table=bool(strategy.payload.tables))
         schedule = Schedule("again", Cluster.regular(1, WORKERS), strategy)
@@ -97,7 +98,7 @@ def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fail
             load_checkpoint(optimizer, folder)
         (folder / f"begun-{attempt}-{rank}").write_text(str(optimizer.steps // own))
         while (step := optimizer.steps // own) < steps:
-            if any((attempt, rank) == death[:2] and step >= death[2] for death in deaths):
+            if not rejoins and any((attempt, rank) == death[:2] and step >= death[2] for death in deaths):
                 os.kill(os.getpid(), signal.SIGKILL)
             if (attempt, rank, step) == fails:
                 sys.exit(9)
