@@ -39,8 +39,42 @@ def named(kinds: list[str], gradients: list[str], parameters: list[str]) -> str:
     return "; ".join(parts)
 
 
+COLUMNS = """## Kinds
+
+What each kind supports beyond plain training. A number means that it is refused, for the reason below the table.
+
+* **codec**: int8 on the wire, and int4 with error feedback where every round is of all workers and none is late.
+* **delay**: averages applied one round late. **failure**: survivors continue (`failure_plan`); others restart.
+* **resume**: a checkpoint continues with the numbers of an uninterrupted run.
+* **device**: the numbers of the CPU on simulated devices, whatever operation is delayed (`tests/runtime/devices`).
+* **sharded**: replicas sharded by `fully_shard` have the losses of whole workers.
+
+"""
+
+
+def kinds_table() -> str:
+    """The table of kinds and variants, with the reasons of those that are refused."""
+    from helpers.conformance.idioms import IDIOMS
+    from helpers.conformance.kinds import KINDS
+    from helpers.conformance.variants import REFUSED
+    from helpers.device.cells import CELLS
+
+    reasons: dict[str, int] = {}
+    on_devices = {cell.kind for cell in CELLS}
+    lines = ["| kind | codec | delay | failure | resume | device | sharded |", "|---|---|---|---|---|---|---|"]
+    for kind in KINDS:
+        resumed = IDIOMS["checkpoint"].outcome(kind)
+        whys = {name: REFUSED[name].get(kind, "") for name in ("codec", "delay", "failure")}
+        whys |= {"resume": resumed.why, "device": "" if kind in on_devices else "not run"}
+        whys["sharded"] = REFUSED["sharded"].get(kind, "")
+        cells = [str(reasons.setdefault(why, len(reasons) + 1)) if why else "yes" for why in whys.values()]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    listed = "\n".join(f"{number}. {why}" for why, number in reasons.items())
+    return COLUMNS + "\n".join(lines) + f"\n\n{listed}\n"
+
+
 def text() -> str:
-    """The page: a row for each idiom that some kind refuses or warns of, and a list of the others."""
+    """The page: kinds and variants, a row for each idiom that some kind refuses or warns of, a list of the others."""
     from helpers.conformance.idioms import IDIOMS
     from helpers.conformance.kinds import KINDS
 
@@ -60,7 +94,11 @@ def text() -> str:
         ]
     groups = f"* **gradient kinds**: {'; '.join(gradients)}.\n* **parameter kinds**: {'; '.join(parameters)}.\n"
     table = "\n".join(lines)
-    return f"{HEAD}{groups}\n## Refused or warned\n\n{table}\n\n## Equal under every kind\n\n" + "\n".join(equal) + "\n"
+    return (
+        f"{HEAD}{groups}\n{kinds_table()}\n## Refused or warned\n\n{table}\n\n## Equal under every kind\n\n"
+        + "\n".join(equal)
+        + "\n"
+    )
 
 
 def main() -> int:

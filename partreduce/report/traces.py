@@ -125,11 +125,12 @@ def bytes_across(event: Event, cluster: Cluster, transport: Transport) -> float:
     """
     if event["rank"] != event["members"][0]:
         return 0.0
-    return _sent(event["members"], float(event["bytes"]), cluster, transport if event["kind"] in CODED else Transport())
+    sent_by = transport if event["kind"] in CODED else Transport()
+    return _count_bytes(event["members"], float(event["bytes"]), cluster, sent_by)
 
 
 @lru_cache(maxsize=4096)
-def _sent(members: tuple[int, ...], num_bytes: float, cluster: Cluster, transport: Transport) -> float:
+def _count_bytes(members: tuple[int, ...], num_bytes: float, cluster: Cluster, transport: Transport) -> float:
     phase, hardware = Phase.from_groups(cluster.num_workers, [members]), Hardware()
     coding = Coding.of(transport, hardware)
     loads = of_phase(phase, cluster, hardware, model_bytes=num_bytes, algorithm=transport.algorithm, coding=coding)

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -19,8 +20,9 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from helpers.conformance.kinds import kinds
+from helpers.conformance.variants import REFUSED
 from helpers.scenarios import main, rank, report, reporting
-from partreduce import Cluster, DistributedOptimizer, PartreduceError, Schedule, load_checkpoint, save_checkpoint
+from partreduce import DistributedOptimizer, PartreduceError, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
 from partreduce.errors import InputError
 from partreduce.runtime.averaging.bucket import Bucket
@@ -36,23 +38,12 @@ BATCH = 6
 
 
 def schedules(n):
-    """Return the schedules of n replicas by a short name: kinds of the conformance suite, some changed in one field."""
-    listed = kinds(n)
-
-    def one(name, kind, **axes):
-        return Schedule(name, listed[kind].cluster, replace(listed[kind].strategy, **axes))
-
-    return {
-        "all-reduce": one("all-reduce", "allreduce"),
-        "layers": one("layers", "allreduce, layers"),
-        "every 2": one("every 2", "allreduce, every 2"),
-        "groups": one("groups", "static"),
-        "worker_steps": one("worker_steps", "static", steps_per_round=tuple(1 + (i % 2) for i in range(n))),
-        "late": one("late", "static", sync=st.DelayedAveraging()),
-        "pipeline": one("pipeline", "allreduce, pipeline"),
-        "outer": one("outer", "allreduce, outer"),
-        "neighbors": one("neighbors", "neighbor"),
-    }
+    """Return the schedules of n replicas by kind: those of the conformance table, and two changed in one field."""
+    listed = {name: kind.schedule for name, kind in kinds(n).items() if name not in REFUSED["sharded"]}
+    uneven = {"steps_per_round": tuple(1 + (i % 2) for i in range(n))}
+    for name, axes in {"static, late": {"sync": st.DelayedAveraging()}, "static, uneven": uneven}.items():
+        listed[name] = replace(listed["static"], strategy=replace(listed["static"].strategy, **axes))
+    return listed
 
 
 class Block(torch.nn.Module):
@@ -175,7 +166,7 @@ def same_losses():
     shape = tuple(map(int, os.environ["MESH"].split("x")))
     mesh, found = mesh_of(shape), {}
     for name, schedule in schedules(shape[0]).items():
-        training = {"norm": 0.3} if name == "all-reduce" else {}
+        training = {"norm": 0.3} if name == "allreduce" else {}
         found[name] = run(schedule, mesh, **training), reference(schedule, shape, name, **training)
     report(replica=mesh.get_coordinate()[0], found=found)
 
@@ -248,13 +239,13 @@ def features():
     """Compare sharded with whole models under options that users set, averaging gradients and parameters."""
     mesh, found = mesh_of((2, 2)), {}
     for name, feature in FEATURES.items():
-        for kind in ("all-reduce", "every 2"):
+        for kind in ("allreduce", "allreduce, every 2"):
             schedule = schedules(2)[kind]
-            if kind == "all-reduce" and "options" in feature:
+            if kind == "allreduce" and "options" in feature:
                 continue
             whole = {key: value for key, value in feature.items() if key not in ("shard", "moved")}
             found[f"{name}, {kind}"] = run(schedule, mesh, **feature), reference(schedule, (2, 2), name + kind, **whole)
-    both = run(schedules(2)["all-reduce"], mesh, shard=shard_in_bfloat16), by_torch_alone(mesh)
+    both = run(schedules(2)["allreduce"], mesh, shard=shard_in_bfloat16), by_torch_alone(mesh)
     report(replica=mesh.get_coordinate()[0], found=found, mixed=both)
 
 
@@ -269,7 +260,7 @@ def parallel(mesh, model):
 def tensor_parallel():
     shape = tuple(map(int, os.environ["MESH"].split("x")))
     mesh, found = mesh_of(shape), {}
-    for name in ("all-reduce", "outer"):
+    for name in ("allreduce", "allreduce, outer"):
         schedule = schedules(2)[name]
         found[name] = run(schedule, mesh, shard=parallel), reference(schedule, shape[:2], f"tp {name}")
     said = ""
@@ -281,7 +272,7 @@ def tensor_parallel():
     report(replica=mesh.get_coordinate()[0], found=found, said=said)
 
 
-SAVED = ("groups", "late", "outer", "pipeline")
+SAVED = ("static", "static, late", "allreduce, outer", "allreduce, pipeline")
 
 
 def checkpoints():
@@ -290,9 +281,9 @@ def checkpoints():
     mesh, found = mesh_of(shape), {}
     (replica, shard), samples = mesh.get_coordinate(), torch.Generator().manual_seed(12)
     data = torch.randn(4 * ROUNDS, shape[0], 8, 5, generator=samples)[:, replica].tensor_split(shape[1], dim=1)[shard]
-    for name in os.environ.get("KINDS", ",".join(SAVED)).split(","):
+    for name in os.environ.get("KINDS", ";".join(SAVED)).split(";"):
         directory = Path(os.environ["DIRECTORY"], name)
-        own = name == "groups"  # what belongs to a rank alone, and not to its replica: random numbers and statistics
+        own = name == "static"  # what belongs to a rank alone, and not to its replica: random numbers and statistics
         model = shard_model(mesh, network(norm=own))
         optimizer = DistributedOptimizer(adam(model), model, schedules(2)[name], mesh=mesh["dp_replicate"], timeout=60)
         try:
@@ -321,7 +312,7 @@ def checkpoints():
 def kill_rank_3():
     mesh = mesh_of((2, 2))
     model = shard_model(mesh)
-    optimizer = DistributedOptimizer(sgd(model), model, schedules(2)["groups"], mesh=mesh["dp_replicate"], timeout=60)
+    optimizer = DistributedOptimizer(sgd(model), model, schedules(2)["static"], mesh=mesh["dp_replicate"], timeout=60)
     reporting(lambda: _train_until_killed(model, optimizer))
 
 
@@ -361,7 +352,7 @@ def delay_calls(places):
 
 def delays():
     mesh, found = mesh_of((2, 2)), {}
-    for name in ("all-reduce", "layers", "groups", "late", "pipeline", "outer"):
+    for name in ("allreduce", "allreduce, layers", "static", "static, late", "allreduce, pipeline", "allreduce, outer"):
         schedule = schedules(2)[name]
         usual, found[name] = run(schedule, mesh), []
         for places in [*((one,) for one in DELAYS), tuple(DELAYS)]:
@@ -372,7 +363,7 @@ def delays():
 
 
 def _wrap(model, mesh, schedule=None, **options):
-    return DistributedOptimizer(sgd(model), model, schedule or schedules(2)["all-reduce"], mesh=mesh, **options)
+    return DistributedOptimizer(sgd(model), model, schedule or schedules(2)["allreduce"], mesh=mesh, **options)
 
 
 def _two_dimensions(mesh):
@@ -404,7 +395,12 @@ def _scale(mesh):
     scaler.step(optimizer)
 
 
+def _of_kind(kind, mesh):
+    _wrap(shard_model(mesh), mesh["dp_replicate"], kinds(2)[kind].schedule)
+
+
 REFUSALS = {
+    **{kind: partial(_of_kind, kind) for kind in REFUSED["sharded"]},
     "no mesh": lambda mesh: _wrap(shard_model(mesh), None),
     "all dimensions": lambda mesh: _wrap(shard_model(mesh), mesh),
     "the other dimension": lambda mesh: _wrap(shard_model(mesh), mesh["dp_shard"]),
@@ -412,10 +408,7 @@ REFUSALS = {
     "world and mesh": lambda mesh: _wrap(shard_model(mesh), mesh["dp_replicate"], world=SingleProcessWorld()),
     "HSDP": _two_dimensions,
     "whole": lambda mesh: _wrap(network(), mesh["dp_replicate"]),
-    "other number": lambda mesh: _wrap(shard_model(mesh), mesh["dp_replicate"], schedules(4)["groups"]),
-    "on request": lambda mesh: _wrap(
-        shard_model(mesh), mesh["dp_replicate"], Schedule("asked", Cluster.regular(1, 2), st.Pairwise(active=(0,)))
-    ),
+    "other number": lambda mesh: _wrap(shard_model(mesh), mesh["dp_replicate"], schedules(4)["static"]),
     "converted": _convert,
     "meta": _on_meta,
     "offloaded": _offload,

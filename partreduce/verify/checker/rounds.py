@@ -52,7 +52,7 @@ def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
     """Return the rounds after which, from any round on, every worker's value has reached all workers; None if never."""
     found, after, phases = 0, _of_rule if schedule.form == "rule" else _of_workers, schedule.phases
     for start in range(schedule.period):
-        # A second average in the same groups reaches nobody new, so one round fewer is enough from there.
+        # A second average in the same groups reaches no other worker, so starts there need one round fewer.
         if start and phases and phases[start] == phases[start - 1]:
             continue
         rounds = after(schedule, start, work)

@@ -124,7 +124,7 @@ def kinds(n, *, nodes=1):
         "neighbor, gap": gap(st.UpdateOrder.ADAPT_THEN_COMBINE),
         "neighbor, gap, parallel": gap(st.UpdateOrder.DPSGD),
         "dynamic_groups": st.DynamicGroups(group_size=n, division=st.GroupSplit.GLOBAL),
-        "server": st.Server(hosts=(0, 2)),
+        "server": st.Server(hosts=(0, n - 1)),
         "server, asynchronous": st.Server(hosts=(0,), synchronous=False),
         "pairwise": st.Pairwise(active=tuple(sorted({1, n - 1}))),
     }

@@ -1,6 +1,7 @@
 """The variants of every kind: its strategy with one field changed, or the error message if that is not supported.
 
-The variant `resume` is the idiom "checkpoint"; `device` and `sharded` run elsewhere, on four ranks and in processes.
+The variant `resume` is the idiom "checkpoint", the first of `docs/make_conformance.py`'s columns that runs elsewhere:
+`device` on four simulated ranks (helpers/device/cells.py), `failure` and `sharded` in processes.
 """
 
 from dataclasses import replace
@@ -27,6 +28,7 @@ ROUNDED = "rounded parameters lose every update that is smaller than their last 
 NOT_ALL = "only where every round is of all workers, and none is late"
 NEIGHBORS = ("neighbor", "neighbor, late", "neighbor, gap", "neighbor, gap, parallel")
 FREE = ("server, asynchronous", "pairwise")
+PROTOCOLS = ("allreduce, quorum", "neighbor, gap", "neighbor, gap, parallel", "dynamic_groups", "server", *FREE)
 NO_CODEC = {
     **dict.fromkeys([*NEIGHBORS, *FREE], ROUNDED),
     "dynamic_groups": "its groups may leave out any worker that is slow or failed",
@@ -51,6 +53,7 @@ REFUSED = {
         "server, asynchronous": "what a server holds fails with its host",
         "pairwise": "workers agree on pairs as it comes",
     },
+    "sharded": dict.fromkeys(PROTOCOLS, "its workers agree while the job runs"),
 }
 """By variant and kind, a part of the error message that rejects it."""
 

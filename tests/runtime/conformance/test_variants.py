@@ -5,7 +5,7 @@ import pytest
 from helpers.conformance.cells import problems_of, run_reference, run_time
 from helpers.conformance.idioms import IDIOMS
 from helpers.conformance.kinds import KINDS, N
-from helpers.conformance.variants import REFUSED, cells_to_run, change, schedule_of
+from helpers.conformance.variants import CHANGES, REFUSED, cells_to_run, change, schedule_of
 from partreduce.errors import ScheduleError
 from partreduce.runtime.elastic.support import elastic_blocker
 
@@ -21,7 +21,7 @@ def test_variant_of_a_kind_matches_its_reference(ranks, variant, kind):
         assert problems_of(cell, notes, run_reference(loop, cell), **near) == [""] * N
 
 
-@pytest.mark.parametrize(("variant", "kind"), [(v, kind) for v, kinds in REFUSED.items() for kind in kinds])
+@pytest.mark.parametrize(("variant", "kind"), [(v, kind) for v in (*CHANGES, "failure") for kind in REFUSED[v]])
 def test_unsupported_variant_is_rejected_in_one_line(variant, kind):
     with pytest.raises(ScheduleError) as refused:
         schedule_of(variant, kind)

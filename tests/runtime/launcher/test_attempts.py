@@ -75,7 +75,8 @@ class Model(torch.nn.Module):
 def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_failures=0, back=None, fails=None):
     """Return (exit code, final parameters of each finished worker by rank) of a run that saves every few steps.
 
-    `deaths` are (attempt, rank, step) of kills, of workers that did not rejoin. At `back`, a (step, rank), the others wait until that rank rejoins.
+    `deaths` are (attempt, rank, step) of kills, of workers that did not rejoin. At `back`, a (step, rank), the others
+    wait until that rank rejoins.
     `fails` is one (attempt, rank, step) at which the script exits with an error.
     """
     folder.mkdir()

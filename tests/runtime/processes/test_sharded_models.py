@@ -6,6 +6,7 @@ from operator import itemgetter
 import pytest
 
 from helpers.children import ROOT
+from helpers.conformance.variants import REFUSED
 from helpers.warm import WARM
 from partreduce import design, write_schedule
 
@@ -65,6 +66,7 @@ def test_no_delay_changes_a_bit_of_sharded_runs(driver):
 
 def test_unsupported_uses_of_sharded_models_raise_one_line_errors(driver):
     words = {
+        **REFUSED["sharded"],
         "no mesh": "'0.weight' is sharded (DTensor over dp_shard); say along which dimension",
         "all dimensions": "mesh: has 2 dimensions (dp_replicate, dp_shard); pass the one",
         "the other dimension": "too (over dp_shard), which is of another replica by mesh=",
@@ -72,8 +74,7 @@ def test_unsupported_uses_of_sharded_models_raise_one_line_errors(driver):
         "world and mesh": "leave one of the two out",
         "HSDP": "too (over dp_replicate × dp_shard), which is of another replica by mesh=",
         "whole": "mesh: has 2 of 4 ranks, and no parameter of the model is sharded",
-        "other number": "'groups': is for 4 workers and this run has 2",
-        "on request": "'asked': its workers agree while the job runs (pairwise)",
+        "other number": "'conformance': is for 4 workers and this run has 2",
         "converted": "the shards of parameter '0.weight' are of type Eight",
         "meta": "'0.weight' is on the meta device",
         "offloaded": "offload_policy",
@@ -95,25 +96,28 @@ def test_sharded_checkpoint_resumes_with_equal_or_fewer_shards(driver, tmp_path)
         for name, (losses, numbers, _) in one["found"].items():
             assert [losses, numbers, {"own": one["rank"]}] == other["found"][name], name
     for report in run_scenario(driver, "checkpoints, 2", MESH="2x1", DIRECTORY=str(tmp_path)):
-        assert "strategy/flight/0/sums/0 of another number of shards" in report["found"].pop("pipeline")
-        del report["found"]["groups"]  # each rank had its own random numbers
+        assert "strategy/flight/0/sums/0 of another number of shards" in report["found"].pop("allreduce, pipeline")
+        del report["found"]["static"]  # each rank had its own random numbers
         assert len(report["found"]) == 2
         for name, (_, numbers, extra) in report["found"].items():
             assert extra is None
             assert numbers == pytest.approx(whole[0]["found"][name][1], abs=2e-6), name
     for folder in tmp_path.glob("*/round-*/replica-00001"):  # an incomplete, a truncated and an unreadable checkpoint
         kind = folder.parts[-3]
-        if kind == "late":
+        if kind == "static, late":
             (folder / ".metadata").unlink()
         else:
-            for path in folder.glob("*.distcp" if kind == "groups" else ".metadata"):
+            for path in folder.glob("*.distcp" if kind == "static" else ".metadata"):
                 path.write_bytes(path.read_bytes()[:300])
     words = {
-        "late": ("of no checkpoint there all replicas can read their parts", "/replica-00001 is lost or incomplete"),
-        "groups": ("replica-00001: cannot be read: EOFError",),
-        "outer": ("replica-00001: cannot be read: ",),
+        "static, late": (
+            "of no checkpoint there all replicas can read their parts",
+            "/replica-00001 is lost or incomplete",
+        ),
+        "static": ("replica-00001: cannot be read: EOFError",),
+        "allreduce, outer": ("replica-00001: cannot be read: ",),
     }
-    for report in run_scenario(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path), KINDS=",".join(words)):
+    for report in run_scenario(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path), KINDS=";".join(words)):
         for name, message in report["found"].items():
             assert all(part in message for part in words[name]), name
             assert "\n" not in message
