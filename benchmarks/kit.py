@@ -72,8 +72,8 @@ def command(module: str) -> str:
 
 
 def commit() -> str:
-    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False, cwd=ROOT).stdout.strip()
+    arguments = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT).stdout.strip()
 
 
 def one_thread() -> None:
@@ -190,14 +190,14 @@ def take_turns(ways: Mapping[str, Way], meet: Callable[[], object], turns: int, 
     return times
 
 
-def spans(said: Sequence[Times]) -> dict[str, list[float]]:
+def spans(workers: Sequence[Times]) -> dict[str, list[float]]:
     """Return the milliseconds of each turn, from the last worker's start to the last worker's end."""
     return {
         name: [
             1e3 * (max(end for _, end in turn) - max(start for start, _ in turn))
-            for turn in zip(*(worker[name] for worker in said), strict=True)
+            for turn in zip(*(worker[name] for worker in workers), strict=True)
         ]
-        for name in said[0]
+        for name in workers[0]
     }
 
 

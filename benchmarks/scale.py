@@ -172,8 +172,8 @@ def measure(what: str, name: str, workers: int) -> None:
             action()
         for stage, action in make(name, workers, Path(folder)):
             clock, work = time.perf_counter(), _processor_seconds()
-            said = str(action() or "").partition("\n")[0]  # a row of a table has one line
-            rows.append([stage, time.perf_counter() - clock, _processor_seconds() - work, said])
+            message = str(action() or "").partition("\n")[0]  # a row of a table has one line
+            rows.append([stage, time.perf_counter() - clock, _processor_seconds() - work, message])
     peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(json.dumps({"rows": rows, "peaks": peaks}))
 
@@ -211,7 +211,7 @@ def main() -> None:
         return
     if unknown := set(chosen.what) - set(WAYS):
         arguments.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(WAYS)}")
-    head = ["what", "of", "workers", "stage", "seconds", "CPU s", "peak MB: own, children", "said"]
+    head = ["what", "of", "workers", "stage", "seconds", "CPU s", "peak MB: own, children", "message"]
     rows = []
     for workers in (int(size) // GROUP * GROUP for size in chosen.sizes):
         for what in chosen.what or WAYS:

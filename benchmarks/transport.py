@@ -162,20 +162,20 @@ def main() -> None:
     arguments.add_argument("--turns", type=int, default=15)
     arguments.add_argument("-o", "--output", type=Path)
     chosen = arguments.parse_args()
-    asked = COMPARISONS[chosen.what]
+    requested = COMPARISONS[chosen.what]
     rows = []
-    for workers in chosen.workers or asked.workers:
-        for megabytes in chosen.megabytes or asked.megabytes:
-            said = on_workers(lambda megabytes=megabytes: measure(chosen.what, megabytes, chosen.turns), workers)
-            found = spans([worker["times"] for worker in said])
+    for workers in chosen.workers or requested.workers:
+        for megabytes in chosen.megabytes or requested.megabytes:
+            measured = on_workers(lambda megabytes=megabytes: measure(chosen.what, megabytes, chosen.turns), workers)
+            found = spans([worker["times"] for worker in measured])
             for name, ms in found.items():
-                relative = middle(ratios(found, name, asked.base), quarters=True)
-                errors = [f"{max(worker['errors'][name] for worker in said):.1e}"] if said[0]["errors"] else []
+                relative = middle(ratios(found, name, requested.base), quarters=True)
+                errors = [f"{max(worker['errors'][name] for worker in measured):.1e}"] if measured[0]["errors"] else []
                 rows.append([workers, f"{megabytes:g}", name, middle(ms, ".1f"), relative, *errors])
-    head = ["workers", "MB", "what", "ms [least-most]", f"÷ {asked.base} [quarters]"]
+    head = ["workers", "MB", "what", "ms [least-most]", f"÷ {requested.base} [quarters]"]
     head += ["relative error"] if chosen.what == "sums" else []
     about = f"`{command('transport')}`; {machine()}. Medians; ratios are those of one turn, and above 1 slower."
-    write(chosen.output, asked.title, about, table(head, rows))
+    write(chosen.output, requested.title, about, table(head, rows))
 
 
 if __name__ == "__main__":

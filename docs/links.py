@@ -92,9 +92,9 @@ def main() -> int:
     for page in pages():
         for line, link in links(page):
             count += 1
-            if (said := fault(page, link)) is not None:
+            if (messages := fault(page, link)) is not None:
                 wrong += 1
-                print(f"{page.relative_to(ROOT)}:{line}: ({link}) {said}", file=sys.stderr)
+                print(f"{page.relative_to(ROOT)}:{line}: ({link}) {messages}", file=sys.stderr)
     print(f"{count} links in {len(pages())} pages, {wrong} broken")
     return int(wrong > 0)
 

@@ -83,8 +83,10 @@ def _invoke(arguments: list[str]) -> int:
         if message is None or code is None:
             raise
         path = getattr(getattr(error, "ctx", None), "command_path", "partreduce")
-        said = in_options(message()).replace(": Value error, ", ": ")  # pydantic's prefix: typer parses choices with it
-        return _print_line(f"{said} (see `{path} --help`)", int(code)) if message() else int(code)
+        sentence = in_options(message()).replace(
+            ": Value error, ", ": "
+        )  # pydantic's prefix: typer parses choices with it
+        return _print_line(f"{sentence} (see `{path} --help`)", int(code)) if message() else int(code)
     return result if isinstance(result, int) else 0
 
 

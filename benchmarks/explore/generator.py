@@ -189,8 +189,10 @@ def _known_grant(pair: Pair, *, lossy: bool) -> str | None:
     If that message was lost, it may be sent again: a repeated request takes the group away.
     """
     worker, mine, _, (state, _), _, back = pair
-    told = [m for m in back if isinstance(m, Grant) and m.generation >= mine.generation and m.request == mine.request]
-    offered = [(m.seq, m.members) for m in told] if mine.stage == ASKED else []
+    notified = [
+        m for m in back if isinstance(m, Grant) and m.generation >= mine.generation and m.request == mine.request
+    ]
+    offered = [(m.seq, m.members) for m in notified] if mine.stage == ASKED else []
     held = [(mine.seq, mine.members)] if mine.stage in (GRANTED, MEETING) else []
     for seq, members in held + offered:
         if seq <= mine.met:

@@ -249,27 +249,27 @@ class Recording(Around):
     def step(self, process: int, state: WorkerRecord, event: object) -> Outcome[WorkerRecord]:
         """Do what the machine does; a reduce, also one before a skip, empties the record."""
         after, actions = self.machine.step(process, state.worker, event)
-        came, staleness = state.came, self.machine.setting.staleness
+        arrived, staleness = state.came, self.machine.setting.staleness
         if not staleness:  # a reduce takes the updates of its step, whenever they came
-            return WorkerRecord(after, came), actions
+            return WorkerRecord(after, arrived), actions
         if isinstance(event, Received) and isinstance(event.message, Update):
             place = self.machine.graph.sources[process].index(event.source)
             held = state.worker.step - staleness + state.worker.updates[place].bit_length() - 1
             if event.message.step >= held or not state.worker.updates[place]:  # else a newer one has overtaken it
-                came = (*came[:place], max(came[place], event.message.step), *came[place + 1 :])
+                arrived = (*arrived[:place], max(arrived[place], event.message.step), *arrived[place + 1 :])
         elif isinstance(event, Reduce) or (isinstance(event, Advance) and event.by > 1):
-            came = (NOTHING,) * len(came)
+            arrived = (NOTHING,) * len(arrived)
         oldest = after.step - staleness
-        return WorkerRecord(after, tuple(k if k >= oldest else NOTHING for k in came)), actions
+        return WorkerRecord(after, tuple(k if k >= oldest else NOTHING for k in arrived)), actions
 
     def shifted(self, process: int, state: WorkerRecord, by: int) -> WorkerRecord:
-        came = tuple(k - by if k > NOTHING else k for k in state.came)
-        return WorkerRecord(self.machine.shifted(process, state.worker, by), came)
+        arrived = tuple(k - by if k > NOTHING else k for k in state.came)
+        return WorkerRecord(self.machine.shifted(process, state.worker, by), arrived)
 
     def renamed(self, process: int, state: WorkerRecord, permutation: tuple[int, ...]) -> WorkerRecord:
         places = {permutation[u]: place for place, u in enumerate(self.machine.graph.sources[process])}
-        came = tuple(state.came[places[u]] for u in self.machine.graph.sources[permutation[process]])
-        return WorkerRecord(self.machine.renamed(process, state.worker, permutation), came)
+        arrived = tuple(state.came[places[u]] for u in self.machine.graph.sources[permutation[process]])
+        return WorkerRecord(self.machine.renamed(process, state.worker, permutation), arrived)
 
 
 def takes_what_came(machine: Hop) -> PerProcess:
@@ -288,17 +288,17 @@ def takes_what_came(machine: Hop) -> PerProcess:
             notes: list[Any] = [a.what for a in machine.step(v, worker, event)[1] if isinstance(a, Note)]
             step = worker.step + by - 1
             word = "reduced" if isinstance(event, Reduce) else "renewed"
-            told = [what for what in notes if what[0] != "entered"]
+            notified = [what for what in notes if what[0] != "entered"]
             right = (word, step, due_average(v, state, step))
-            if told != [right]:
-                return f"worker {v} tells {told}; it should tell {right}"
+            if notified != [right]:
+                return f"worker {v} tells {notified}; it should tell {right}"
         return None
 
     def due_average(v: int, state: WorkerRecord, step: int) -> tuple[tuple[int, int], ...]:
         fitting, first = [], state.worker.step - setting.staleness
-        for u, queue, came in zip(machine.graph.sources[v], state.worker.updates, state.came, strict=True):
+        for u, queue, arrived in zip(machine.graph.sources[v], state.worker.updates, state.came, strict=True):
             held = {first + bit for bit in range(queue.bit_length()) if queue >> bit & 1}
-            served = came
+            served = arrived
             if not setting.staleness:
                 served = step if step in held else NOTHING
             if served >= step - setting.staleness:

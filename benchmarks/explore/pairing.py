@@ -26,15 +26,15 @@ def pairing_properties(machine: Pairing, *, crashes: bool = False) -> tuple[Prop
 
 def _answered_once(pair: Pair) -> str | None:
     """While a worker waits for another, the request is on its way or kept there, or the answer is on its way."""
-    asker, mine, asked, other, there, back = pair
+    asker, mine, requested, other, there, back = pair
     if other.waits_for == asker or any(isinstance(message, Ask) for message in back):
         return None  # questions that cross are each other's answers
     questions = sum(isinstance(message, Ask) for message in there) + other.askers.count(asker)
     answers = sum(isinstance(message, Answer) for message in back)
-    if questions + answers == (mine.waits_for == asked):
+    if questions + answers == (mine.waits_for == requested):
         return None
-    word = "waits" if mine.waits_for == asked else "does not wait"
-    return f"worker {asker} {word} for worker {asked}, with {questions} questions and {answers} answers open"
+    word = "waits" if mine.waits_for == requested else "does not wait"
+    return f"worker {asker} {word} for worker {requested}, with {questions} questions and {answers} answers open"
 
 
 def _asks_who_answers(machine: Pairing, worker: int, state: PairState) -> str | None:

@@ -269,16 +269,16 @@ class Breadth:
 
     def _check_states(self, first: int, last: int) -> None:
         """Check properties of whole states; if only processes decided an answer, it holds for all states with them."""
-        asked = [(1 << number, prop) for number, prop in enumerate(self.properties) if isinstance(prop, PerState)]
-        size, settled, everything = self.system.size, self._settled, sum(bit for bit, _ in asked)
-        for index in range(first, last) if asked else ():
+        requested = [(1 << number, prop) for number, prop in enumerate(self.properties) if isinstance(prop, PerState)]
+        size, settled, everything = self.system.size, self._settled, sum(bit for bit, _ in requested)
+        for index in range(first, last) if requested else ():
             state = self.states[index]
             processes = state[:size]
             answered = settled.get(processes, 0)
             if answered == everything:
                 continue
             view = View(self.system, state)
-            for bit, prop in asked:
+            for bit, prop in requested:
                 if answered & bit:
                     continue
                 view.decoded = False

@@ -84,13 +84,13 @@ def _added_once(pair: Pair) -> str | None:
 def _answered_once(pair: Pair) -> str | None:
     """A shard owes an answer only while the request is on its way or kept there, or the answer is on its way."""
     worker, mine, shard, other, _, back = pair
-    asked = any(one.number == mine.number for one in _requests(pair))
+    requested = any(one.number == mine.number for one in _requests(pair))
     kept = bool(other.waiting) and other.waiting[worker] == mine.number != 0
     answered = Answer(mine.number) in back
     if shard not in mine.missing:
         # A request may be repeated, and an answer to it, but the shard keeps none that has its answer.
         return f"shard {shard} keeps what worker {worker} has an answer to" if kept else None
-    if asked or kept or answered:
+    if requested or kept or answered:
         return None
     return f"worker {worker} awaits an answer of shard {shard}, and no one gives it"
 

@@ -76,8 +76,10 @@ def is_pending(pid: int, number: int) -> bool:
 
 def delays_of(pid: int) -> dict[int, float]:
     """Return, by thread of a process, for how many seconds it was ready to run without a processor."""
-    said = {int(thread): _content(f"{PROC}/{pid}/task/{thread}/schedstat") for thread in _names(f"{PROC}/{pid}/task")}
-    return {thread: int(text.split()[1]) / 1e9 for thread, text in said.items() if text}
+    messages = {
+        int(thread): _content(f"{PROC}/{pid}/task/{thread}/schedstat") for thread in _names(f"{PROC}/{pid}/task")
+    }
+    return {thread: int(text.split()[1]) / 1e9 for thread, text in messages.items() if text}
 
 
 def children_of(pid: int) -> list[int]:

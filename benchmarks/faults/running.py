@@ -228,8 +228,8 @@ class Running:
     def fires(self, note: str, *, culprit: str = "", victims: tuple[int, ...] = ()) -> None:
         """Record that an injector acts now, and on which workers."""
         self.fault_time = time.monotonic()
-        said = f"{note}, {self.fault_time - self.started:.2f} s after the start"
-        self.outcome.note = f"{self.outcome.note}; {said}" if self.outcome.note else said
+        text = f"{note}, {self.fault_time - self.started:.2f} s after the start"
+        self.outcome.note = f"{self.outcome.note}; {text}" if self.outcome.note else text
         self.culprit = culprit
         self.victims |= set(victims)
 

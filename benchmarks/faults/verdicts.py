@@ -86,8 +86,8 @@ def judge_ends(running: Running) -> None:
     if running.must_finish and _was_held_up(running) and all(end and end.what != "raised" for end in ends.values()):
         outcome.note += f"; it may end, as the machine held it up for {running.held_up:.1f} s besides"
     elif running.must_finish:
-        said = {rank: end and f"{end.what} {end.more}" for rank, end in ends.items()}
-        outcome.violations.append(f"did not finish: {said}")
+        messages = {rank: end and f"{end.what} {end.more}" for rank, end in ends.items()}
+        outcome.violations.append(f"did not finish: {messages}")
     elif running.culprit:
         _judge_names(running)
         if KINDS[running.cell.kind].keeps_gap and running.cell.fault in ("kill worker", "pause for three", "cut link"):
@@ -228,7 +228,7 @@ def _by_reference(kind: Kind, records: Records) -> list[str]:
     last = max((record.step for listed in records.values() for record in listed), default=0)
     states, problems = views.states(kind, last + 1 + kind.lag), []
     means = states.mean(axis=1)
-    for rank, record, values, said in _each(records):
+    for rank, record, values, text in _each(records):
         before, after, s = states[record.step][rank], states[record.step + 1][rank], record.step
         may = {
             "enters": [before],
@@ -237,15 +237,15 @@ def _by_reference(kind: Kind, records: Records) -> list[str]:
             "finished": [means[s + kind.lag]],  # what is late is applied at the end
         }.get(record.what, [before, after, means[s]] + ([] if kind.gradients else [before + np.eye(WORKERS)[rank]]))
         if not any(same(values, allowed) for allowed in may):
-            problems.append(f"{said}, not {may}")
+            problems.append(f"{text}, not {may}")
     return problems
 
 
 def _by_hull(_: Kind, records: Records) -> list[str]:
     steps = np.array([max((r.step for r in records[w]), default=0) + 1 for w in range(WORKERS)])
     return [
-        f"{said}, and steps were {steps}"
-        for _, _, values, said in _each(records)
+        f"{text}, and steps were {steps}"
+        for _, _, values, text in _each(records)
         if np.any(values < -TOLERANCE) or np.any(values > steps + TOLERANCE)
     ]
 
@@ -253,11 +253,11 @@ def _by_hull(_: Kind, records: Records) -> list[str]:
 def _by_counts(kind: Kind, records: Records) -> list[str]:
     """Asynchronous server: whole pushes, each once, and all of the worker's own."""
     problems = _by_hull(kind, records)
-    for rank, record, values, said in _each(records):
+    for rank, record, values, text in _each(records):
         whole = np.all(np.abs(values - np.round(values)) <= TOLERANCE)
         own = {"enters": [0], "leaves": [1]}.get(record.what, [0, 1])
         if record.what != "finished" and (not whole or round(values[rank]) - record.step not in own):
-            problems.append(said)
+            problems.append(text)
     return problems
 
 
@@ -265,20 +265,20 @@ def _by_sums(_: Kind, records: Records) -> list[str]:
     """Quorum: whole gradients divided by all workers, equal models at equal steps, and finally every gradient once."""
     problems, known = [], dict[int, Values]()
     calls = {rank: sum(record.what == "enters" for record in listed) for rank, listed in records.items()}
-    for _, record, values, said in _each(records):
+    for _, record, values, text in _each(records):
         if np.any(np.abs(values * WORKERS - np.round(values * WORKERS)) > TOLERANCE):
-            problems.append(f"{said}, which are not whole gradients")
+            problems.append(f"{text}, which are not whole gradients")
         if record.what == "enters" and not same(values, known.setdefault(record.step, values)):
-            problems.append(f"{said}, and another with {known[record.step]}")
+            problems.append(f"{text}, and another with {known[record.step]}")
         if record.what == "finished" and not same(values, np.array([calls[w] for w in range(WORKERS)]) / WORKERS):
-            problems.append(f"{said}, and workers made {calls} gradients")
+            problems.append(f"{text}, and workers made {calls} gradients")
     return problems
 
 
 def _by_groups(kind: Kind, records: Records) -> list[str]:
     """Dynamic groups: after a group a member holds the mean of the members' models, or its own."""
     problems = _by_hull(kind, records)
-    brought: dict[tuple[int, int], Values] = {}
+    passed: dict[tuple[int, int], Values] = {}
     groups: list[tuple[int, Record, Values]] = []
     for rank, listed in records.items():
         entered = None
@@ -288,14 +288,14 @@ def _by_groups(kind: Kind, records: Records) -> list[str]:
             elif record.what == "leaves" and entered is not None:
                 groups.append((rank, record, entered))
                 for seq, _ in record.more:
-                    brought[seq, rank] = entered
+                    passed[seq, rank] = entered
                 entered = None
         if entered is not None:
-            brought[-1, rank] = entered
+            passed[-1, rank] = entered
     for rank, record, entered in groups:
         may = [entered]
         for seq, members in record.more:
-            theirs = [brought.get((seq, member), brought.get((-1, member))) for member in members]
+            theirs = [passed.get((seq, member), passed.get((-1, member))) for member in members]
             if any(one is None for one in theirs):
                 break  # that member met the group while it left, where nothing was written down
             may.append(np.mean([one for one in theirs if one is not None], axis=0))

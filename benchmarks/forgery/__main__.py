@@ -34,8 +34,8 @@ def main() -> int:
         f"{len(tally.false)} accepted and false; {tally.honest} honest certificates, {len(tally.refused_honest)} of "
         f"them refused; {seconds:.0f} s of processor time"
     )
-    for said in tally.refused_honest:
-        print(f"HONEST AND REFUSED: {said}")
+    for line in tally.refused_honest:
+        print(f"HONEST AND REFUSED: {line}")
     for way, kind, entry, raw in tally.false[:20]:
         print(f"FALSE AND CONFIRMED: {way}: {kind}: {json.dumps(entry)[:400]}\n  of {json.dumps(raw)[:2000]}")
     return int(bool(tally.false or tally.refused_honest))

@@ -147,9 +147,9 @@ def run(attempts: int, seed: int) -> Tally:
     tally, honest = Tally(), pool(seed)
     for one in honest:
         tally.honest += 1
-        said = objection(one.read, fresh(one.certificate))
-        if said is not None:
-            tally.refused_honest.append(f"{one.name}: {said}")
+        message = objection(one.read, fresh(one.certificate))
+        if message is not None:
+            tally.refused_honest.append(f"{one.name}: {message}")
     for way, name, raw, read, certificate in islice(_forgeries(honest, random.Random(f"forgeries {seed}")), attempts):
         tally.attempts[way, name] += 1
         if way == WAYS[3] or objection(read, certificate) is None:

@@ -202,9 +202,9 @@ def _sent_bytes(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matr
     each = _width(transport)
     if transport["where"] == "across-nodes":  # a group on one node sends float32, one without stages what is coded
         each = max(Fraction(1), each)
-    said = (Fraction(entry[name]) for name in ("of_worker", "of_node", "in_flight"))
+    stated = (Fraction(entry[name]) for name in ("of_worker", "of_node", "in_flight"))
     real = (max(worker), max(node), flying * each)
-    return entry["parts"] == parts and all(a == b for a, b in zip(said, real, strict=True))
+    return entry["parts"] == parts and all(a == b for a, b in zip(stated, real, strict=True))
 
 
 def _width(transport: dict[str, Any]) -> Fraction:

@@ -119,14 +119,14 @@ def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matri
     ]
     age, flying, apart = max(one[0] for one in seen), max(one[1] for one in seen), min(one[2] for one in seen)
     steps_per_round = max(worker_steps(raw, n))
-    said = {"claim": "fragments", "fragments": parts, "every": steps_per_round, "late": late}
+    expected = {"claim": "fragments", "fragments": parts, "every": steps_per_round, "late": late}
     if len(matrices) == 1 and listed is not None and [len(members) for members, _ in listed[0]] == [n]:
-        said |= {"age": age, "equal": kept == 0 and listed[0][0][1] == 1}
+        expected |= {"age": age, "equal": kept == 0 and listed[0][0][1] == 1}
     else:
-        said |= {"period": steps_per_round * len(matrices)}
+        expected |= {"period": steps_per_round * len(matrices)}
     is_right = all(one[3] for one in seen) and len({one[4] for one in seen}) == 1
     bounds = 0 < entry["apart"] <= apart and entry["flying"] >= max(1, flying)
-    return is_right and bounds and entry == said | {name: entry[name] for name in ("apart", "flying")}
+    return is_right and bounds and entry == expected | {name: entry[name] for name in ("apart", "flying")}
 
 
 def _turns_of_steps_per_round(
@@ -285,8 +285,8 @@ def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matri
 def _end(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
     n = len(matrices[0])
     gap = largest_gap(partners(raw, listed, n), delay_of(raw))
-    said = entry["behind"] == -1 or (gap is not None and entry["behind"] >= gap)
-    return said and entry["steps"] == sum(worker_steps(raw, n))
+    is_bound = entry["behind"] == -1 or (gap is not None and entry["behind"] >= gap)
+    return is_bound and entry["steps"] == sum(worker_steps(raw, n))
 
 
 def _memory(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:

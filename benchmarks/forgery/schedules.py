@@ -93,24 +93,24 @@ LOADERS: dict[str, Callable[[Any, str], Any]] = {
 """How each member of a strategy that `with_member` changes is read from a document."""
 
 
-def random_value(draw: random.Random, node: Any, asked: Collection[str] = ()) -> Any:
-    """Return a small random value that a part of the format's schema allows; members in `asked` are always present."""
+def random_value(draw: random.Random, node: Any, requested: Collection[str] = ()) -> Any:
+    """Return a small random value that a part of the format's schema allows, with all members in `requested`."""
     if "$ref" in node:
-        return random_value(draw, SCHEMA["$defs"][node["$ref"].rpartition("/")[2]], asked)
+        return random_value(draw, SCHEMA["$defs"][node["$ref"].rpartition("/")[2]], requested)
     if "anyOf" in node:
-        left_out = UNDRAWN.difference(asked)
+        left_out = UNDRAWN.difference(requested)
         possible = [one for one in node["anyOf"] if left_out.isdisjoint(one.get("required", ()))]
-        return random_value(draw, draw.choice(possible), asked)
+        return random_value(draw, draw.choice(possible), requested)
     if "const" in node or "enum" in node:
         return node["const"] if "const" in node else draw.choice(node["enum"])
     match node["type"]:
         case "object":
-            needed, share = {*node.get("required", ()), *asked}, draw.uniform(0.3, 1)
+            needed, share = {*node.get("required", ()), *requested}, draw.uniform(0.3, 1)
             parts = node["properties"].items()
             drawn = [n for n, _ in parts if n in needed or (n not in UNDRAWN and draw.random() < share)]
-            return {n: random_value(draw, part, asked) for n, part in parts if n in drawn}
+            return {n: random_value(draw, part, requested) for n, part in parts if n in drawn}
         case "array":
-            return [random_value(draw, node["items"], asked) for _ in range(draw.randrange(1, 4))]
+            return [random_value(draw, node["items"], requested) for _ in range(draw.randrange(1, 4))]
         case "integer":
             return max(node["minimum"], 0) + draw.choice(SMALL)
         case "boolean":
@@ -120,12 +120,12 @@ def random_value(draw: random.Random, node: Any, asked: Collection[str] = ()) ->
     return f"{draw.randrange(10)}/{draw.randrange(1, 11)}" if "pattern" in node else draw.choice(NAMES)
 
 
-def with_member(draw: random.Random, schedule: Schedule, name: str, asked: Collection[str] = ()) -> Schedule:
+def with_member(draw: random.Random, schedule: Schedule, name: str, requested: Collection[str] = ()) -> Schedule:
     """Return the schedule with another value of this member of its strategy, the first valid one, if any."""
     read = schedule_of(dump_schedule(schedule))
     shape = next(one for one in SCHEMA["properties"]["strategy"]["anyOf"] if name in one["properties"])
     for _ in range(TRIES):
-        member = random_value(draw, shape["properties"][name], asked)
+        member = random_value(draw, shape["properties"][name], requested)
         with suppress(InputError):
             made = replace(read, strategy=replace(read.strategy, **{name: LOADERS[name](member, name)}))
             if made.strategy != schedule.strategy:

@@ -3,7 +3,7 @@
 Every stage is a process with its own time limit, and a failure does not stop the others. Results go to
 `build/gpu/results.json`, and what each cell found next to it; the exit code is 1 if a stage failed. Without a GPU it
 says so and ends with 0;
-`--pretended` then runs stages 3, 3a, 3b, 3c and 5 on the CPU's pretended device.
+`--simulated` then runs stages 3, 3a, 3b, 3c and 5 on the CPU's simulated device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import Any
 
-from benchmarks.gpu.stages import NEEDED, PRETENDED, STAGES, Skip, results_folder
+from benchmarks.gpu.stages import NEEDED, SIMULATED, STAGES, Skip, results_folder
 from benchmarks.kit import ROOT, run_bounded
 
 MARK = "RESULT "
@@ -50,7 +50,7 @@ def start_stage(name: str) -> dict[str, Any]:
     """Run a stage in its own process, with output to a file, and return its result."""
     _, limit, environment = STAGES[name]
     started = time.monotonic()
-    # The pretended device and the simulated ranks are the tests' own.
+    # The simulated device and the simulated ranks are the tests' own.
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     file = results_folder() / f"{name.replace(' ', '-')}.txt"
     environment = os.environ | environment | {"PYTHONPATH": path}
@@ -68,9 +68,9 @@ def start_stage(name: str) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--stage"]:
         return run_stage(arguments[1])
-    if arguments[:1] == ["--pretended"]:
-        os.environ[PRETENDED], arguments = "1", arguments[1:] or ["3", "3a", "3b", "3c", "5"]
-    why = None if os.environ.get(PRETENDED) else reason_to_skip()
+    if arguments[:1] == ["--simulated"]:
+        os.environ[SIMULATED], arguments = "1", arguments[1:] or ["3", "3a", "3b", "3c", "5"]
+    why = None if os.environ.get(SIMULATED) else reason_to_skip()
     if why is not None:
         print(f"make gpu: skipped, {why}")
         return 0

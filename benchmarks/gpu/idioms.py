@@ -139,11 +139,11 @@ def buffer_on_the_cpu() -> str:
     try:
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, SCHEDULE)
     except InputError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = "was accepted"
-    if "lies on several devices" not in said:
-        raise AssertionError(said)
+        message = "was accepted"
+    if "lies on several devices" not in message:
+        raise AssertionError(message)
     return "refused"
 
 

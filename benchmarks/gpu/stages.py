@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 NEEDED = ("torch", "numpy", "pydantic", "annotated_types", "lazy_loader")
 """Modules that the runtime imports; zmq and safetensors are only needed by servers, pairs and checkpoints."""
 LATE = 0.05
-PRETENDED = "PARTREDUCE_GPU_PRETENDED"
-"""Set by `--pretended`: stages 3, 3a, 3b, 3c and 5 run on the CPU's pretended device instead."""
+SIMULATED = "PARTREDUCE_GPU_SIMULATED"
+"""Set by `--simulated`: stages 3, 3a, 3b, 3c and 5 run on the CPU's simulated device instead."""
 
 
 def kind() -> str:
-    return "pretended" if os.environ.get(PRETENDED) else "cuda"
+    return "simulated" if os.environ.get(SIMULATED) else "cuda"
 
 
 class Skip(Exception):  # noqa: N818 - not an error
@@ -112,15 +112,15 @@ def _against_cpu(cells: list[Any], *, places: tuple[str, ...]) -> dict[str, Any]
 def _compare_all(
     cells: list[Any], places: tuple[str, ...], compare: Callable[..., float], tolerance: Callable[[Any], float]
 ) -> dict[str, Any]:
-    """Compare every cell at every place; on the pretended device, where they mostly sleep, two at once per core."""
+    """Compare every cell at every place; on the simulated device, where they mostly sleep, two at once per core."""
     gaps, wrong, of_cell = {}, [], partial(_gaps, places, compare)
     with contextlib.ExitStack() as stack:
         found = map(of_cell, cells)
-        if kind() == "pretended":
+        if kind() == "simulated":
             number = 2 * (os.cpu_count() or 1)
             found = stack.enter_context(ProcessPoolExecutor(number, get_context("spawn"))).map(of_cell, cells)
-        for cell, said in zip(cells, found, strict=True):
-            for name, gap, error in said:
+        for cell, results in zip(cells, found, strict=True):
+            for name, gap, error in results:
                 if error or not gap <= tolerance(cell):
                     wrong.append(f"{name}: {error or f'{gap:.3g} from the CPU'}"[:300])
                 else:
@@ -148,7 +148,7 @@ def simulated_ranks() -> dict[str, Any]:
     """3: four ranks share the device; every cell against the CPU, with a delay at each place and at all of them."""
     from helpers.device.cells import CELLS, CUDA_CELLS, PLACES
 
-    return _against_cpu([*CELLS, *([] if os.environ.get(PRETENDED) else CUDA_CELLS)], places=("", *PLACES))
+    return _against_cpu([*CELLS, *([] if os.environ.get(SIMULATED) else CUDA_CELLS)], places=("", *PLACES))
 
 
 def sums_in_the_current_stream() -> dict[str, Any]:
@@ -168,11 +168,11 @@ def tables() -> dict[str, Any]:
     from helpers.device.cells import PLACES, RANKS
     from helpers.device.table_cells import TABLE_CELLS, compare
 
-    if kind() == "pretended":
+    if kind() == "simulated":
         return _compare_all(TABLE_CELLS, ("", *PLACES), compare, lambda _cell: 0.0)
     ended = _launch(RANKS, "tables", "-", environment={"PARTREDUCE_CUDA_OVER_GLOO": "1"})
     assert all(code == 0 for code, _ in ended), " | ".join(text.strip()[-300:] for _, text in ended)
-    return {"cells": len(TABLE_CELLS), "said": ended[0][1].strip().splitlines()[-1]}
+    return {"cells": len(TABLE_CELLS), "message": ended[0][1].strip().splitlines()[-1]}
 
 
 def mends_taken_out() -> dict[str, Any]:
@@ -229,10 +229,10 @@ def faults() -> dict[str, Any]:
 
     names = ("static", "static, late", "allreduce", "allreduce, Adam", "allreduce, pipeline")
     chosen = [cell for cell in CELLS if cell.name in names]
-    said = [judge_fault(cell, kind(), Fault(fault, 2)) for cell in chosen for fault in FAULTS]
-    wrong = [sentence for sentence in said if sentence is not None]
+    messages = [judge_fault(cell, kind(), Fault(fault, 2)) for cell in chosen for fault in FAULTS]
+    wrong = [sentence for sentence in messages if sentence is not None]
     assert not wrong, "; ".join(wrong)
-    return {"faults": len(said)}
+    return {"faults": len(messages)}
 
 
 def idioms() -> dict[str, Any]:
@@ -305,7 +305,7 @@ def two_ranks_on_one_gpu() -> dict[str, Any]:
         raise Skip("this torch has no NCCL")
     ended = _launch(2, "static", "-", environment={"PARTREDUCE_ONE_GPU": "1"})
     assert all(code and "ranks 0 and 1 share GPU" in text for code, text in ended), [text[-300:] for _, text in ended]
-    return {"said": "ranks 0 and 1 share GPU …"}
+    return {"message": "ranks 0 and 1 share GPU …"}
 
 
 def memory() -> dict[str, Any]:
@@ -331,7 +331,7 @@ def memory() -> dict[str, Any]:
             optimizer.zero_grad()
             model(torch.ones(2, size // 4096, device="cuda")).sum().backward()
             optimizer.step()
-        world.pretended.settle()
+        world.simulated_device.settle()
         return torch.cuda.max_memory_allocated() - base
 
     peaks = run_ranks("cuda", cells.RANKS, body, SharedState())

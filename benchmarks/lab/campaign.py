@@ -343,20 +343,20 @@ class Campaign:
 
     def _head(self) -> dict[str, object]:
         """Return the conditions of all measurements."""
-        asked, setting = self.experiment, self.setting
+        requested, setting = self.experiment, self.setting
         grid = "; ".join(f"{', '.join(f'{rate:g}' for rate in rates)} ({name})" for name, rates in GRID.items())
         rate = f"the best of the grid {grid} in the rehearsal (benchmarks/lab/rates.json)"
         loads = [cell.load for cell in self.cells] or [0.0]
         return {
-            "cluster": f"{asked.cluster}, one namespace per node, links shaped by tbf both ways",
+            "cluster": f"{requested.cluster}, one namespace per node, links shaped by tbf both ways",
             "task": "digits CNN, 548,074 parameters (2.19 MB), or where said a character model, 0.5 M parameters",
             "a step": "plain SGD, batch 16 per worker, computing padded by sleep",
             "computing": f"{setting.name}: {1e3 * setting.compute:g} ms",
-            "rate": rate if asked.rate is None else f"{asked.rate:g} for all",
-            "the wire": _wire(setting, *asked.shape),
+            "rate": rate if requested.rate is None else f"{requested.rate:g} for all",
+            "the wire": _wire(setting, *requested.shape),
             "target": f"{setting.name}: loss {self.target:g}",
             "load average when cells began": f"{min(loads):.1f} to {max(loads):.1f}, of which the lab is a part",
-            "repetitions": f"up to {asked.repetitions}, of the slowest contestants 1; medians, [smallest-largest]",
+            "repetitions": f"up to {requested.repetitions}, of the slowest contestants 1; medians, [smallest-largest]",
         }
 
 
@@ -402,8 +402,8 @@ class Cells:
     @property
     def commit(self) -> str:
         """The commit that measured, or several if runs were joined."""
-        said = [commit for content in self.contents for commit in content["head"]["commit"].split("; ")]
-        return " ".join(dict.fromkeys(said))
+        commits = [commit for content in self.contents for commit in content["head"]["commit"].split("; ")]
+        return " ".join(dict.fromkeys(commits))
 
     def joined(self) -> dict[str, Any]:
         """Return the contents of several experiments on equal clusters as one, with a setting each."""
@@ -460,9 +460,9 @@ def run(
 
 
 def _cells_of(campaigns: Sequence[Campaign], notes: list[str], by: str) -> Cells:
-    said = [note for campaign in campaigns for note in campaign.notes]
+    earlier = [note for campaign in campaigns for note in campaign.notes]
     measured = [campaign.content(provenance(by)) for campaign in campaigns if campaign.cells]
-    return Cells(measured, notes=(*said, *notes))
+    return Cells(measured, notes=(*earlier, *notes))
 
 
 def _turns(campaigns: Sequence[Campaign], *, profile: bool) -> Iterator[int]:

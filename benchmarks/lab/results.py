@@ -57,31 +57,31 @@ MEASUREMENTS = TypeAdapter(CellResult)
 
 
 def read_cell(job: Job, samples: Samples) -> CellResult:
-    said = []
+    results = []
     for rank in range(job.num_workers):
         path = job.path / f"worker-{rank:03d}.json"
-        said.append(json.loads(path.read_text()) if path.exists() else {"rank": rank, "failed": "left no result"})
+        results.append(json.loads(path.read_text()) if path.exists() else {"rank": rank, "failed": "left no result"})
     # Who fails first ends the run for the others, whose words are then only "not ready" or "left".
     failed = sorted(
-        (s["failed"] for s in said if "failed" in s), key=lambda words: words.startswith(("the others", "left"))
+        (s["failed"] for s in results if "failed" in s), key=lambda words: words.startswith(("the others", "left"))
     )
     if failed:
         raise RuntimeError(failed[0])
-    times = [np.array(worker["times"]) for worker in said]
-    started = min(worker["started"] for worker in said)
+    times = [np.array(worker["times"]) for worker in results]
+    started = min(worker["started"] for worker in results)
     if min(len(t) for t in times) < 2:
         raise RuntimeError(f"a worker took only {min(len(t) for t in times)} steps in {job.limit:g} s")
-    reached = [worker.get("reached", len(t)) for worker, t in zip(said, times, strict=True)]
-    apart = any(worker.get("apart") for worker in said)
+    reached = [worker.get("reached", len(t)) for worker, t in zip(results, times, strict=True)]
+    apart = any(worker.get("apart") for worker in results)
     speeds = [at / (t[-1, 2] - started) for at, t in zip(reached, times, strict=True)]
     all_steps = sum(reached)
-    sent = [said[job.first_of(node)]["sent"] for node in range(job.num_nodes)]
-    rounds = [worker["rounds"] for worker in said if "rounds" in worker]
+    sent = [results[job.first_of(node)]["sent"] for node in range(job.num_nodes)]
+    rounds = [worker["rounds"] for worker in results if "rounds" in worker]
     curve, accuracies, own = _curve(job, samples, started, apart=apart or bool(rounds))
     return CellResult(
         step_ms=1000 * job.num_workers / sum(speeds),
         steps=reached,
-        ended="time" if any(worker["ended"] == "time" for worker in said) else "steps",
+        ended="time" if any(worker["ended"] == "time" for worker in results) else "steps",
         nic_mb=float(np.mean(sent)) / (all_steps / job.num_workers) / 1e6,
         curve=curve,
         rounds=float(np.mean(rounds)) if rounds else None,
@@ -111,7 +111,7 @@ def _curve(
     part = evaluation_samples(samples, SEQUENCES) if job.setting.task == "docstrings" else evaluation_samples(samples)
     curve: Curve = []
     accuracies: list[tuple[float, float]] = []
-    told = None if job.setting.task == "hyperplane" else samples.held_out  # heights have no right or wrong
+    labels = None if job.setting.task == "hyperplane" else samples.held_out  # heights have no right or wrong
     count = least if together else sorted(len(track) for track in tracks)[len(tracks) // 2]
     for index in range(0, count, APART if apart else 1):
         if together:
@@ -126,18 +126,18 @@ def _curve(
             loss = loss_of(job.setting.task, model(part.inputs), part.labels)
         steps = float(np.mean([step for _, step, _ in chosen]))
         curve.append((steps, instant - started, float(loss)))
-        if told is not None:
-            accuracies.append((instant - started, accuracy(model, told)))
-    return sorted(curve, key=lambda point: point[1]), sorted(accuracies), _own_accuracy(model, tracks, told)
+        if labels is not None:
+            accuracies.append((instant - started, accuracy(model, labels)))
+    return sorted(curve, key=lambda point: point[1]), sorted(accuracies), _own_accuracy(model, tracks, labels)
 
 
-def _own_accuracy(model: torch.nn.Module, tracks: list[list[Snapshot]], told: Samples | None) -> float | None:
-    if told is None:
+def _own_accuracy(model: torch.nn.Module, tracks: list[list[Snapshot]], labels: Samples | None) -> float | None:
+    if labels is None:
         return None
     found = []
     for track in tracks:
         torch.nn.utils.vector_to_parameters(track[-1][2].float(), model.parameters())
-        found.append(accuracy(model, told))
+        found.append(accuracy(model, labels))
     return float(np.mean(found))
 
 

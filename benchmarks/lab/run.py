@@ -54,8 +54,8 @@ def main() -> int:
         return 0
     names = chosen.settings.split(",") if chosen.settings else list(known if chosen.full else SHORT)
     competing = {contestant.name for contestant in contestants()}
-    asked = chosen.contestants.split(";") if chosen.contestants else []
-    for what, given, there in (("setting", names, known), ("contestant", asked, competing)):
+    requested = chosen.contestants.split(";") if chosen.contestants else []
+    for what, given, there in (("setting", names, known), ("contestant", requested, competing)):
         if unknown := [name for name in given if name not in there]:
             print(f"lab: no {what} {unknown[0]!r}; see --list", file=sys.stderr)
             return 2
@@ -67,7 +67,7 @@ def main() -> int:
         Experiment(
             setting=known[name],
             shape=(chosen.nodes, WORKERS_PER_NODE),
-            contestants=tuple(asked),
+            contestants=tuple(requested),
             everybody=bool(chosen.full or chosen.settings),
             repetitions=chosen.repetitions or (3 if chosen.full else 2),
             steps=chosen.steps,

@@ -168,8 +168,8 @@ def _text() -> tuple[np.ndarray, np.ndarray]:
 def _library_text() -> str:
     parts, size = [], 0
     for path in sorted(home(LIBRARY).glob("*.py")):
-        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8", errors="ignore"))) or ""
-        plain = "".join(c for c in said.lower() if c.isascii() and (c.isalpha() or c in " .,\n"))
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8", errors="ignore"))) or ""
+        plain = "".join(c for c in docstring.lower() if c.isascii() and (c.isalpha() or c in " .,\n"))
         parts.append(plain)
         size += len(plain)
         if size > TEXT_BYTES:
@@ -209,8 +209,8 @@ def docstrings(package: str) -> Iterator[str]:
 def texts_of(package: str, least: int, *, by_paragraph: bool = False) -> list[str]:
     """Return a package's docstrings, or their paragraphs, of at least so many words, each once, with single spaces."""
     parts = (re.split(r"\n\s*\n", whole) if by_paragraph else [whole] for whole in docstrings(package))
-    said = (re.findall(r"[a-z]+", text.lower()) for texts in parts for text in texts)
-    return list(dict.fromkeys(" ".join(words) for words in said if len(words) >= least))
+    paragraphs = (re.findall(r"[a-z]+", text.lower()) for texts in parts for text in texts)
+    return list(dict.fromkeys(" ".join(words) for words in paragraphs if len(words) >= least))
 
 
 def hash_words(words: Iterable[str], table: int, most: int, *, once: bool = False) -> np.ndarray:
@@ -220,12 +220,12 @@ def hash_words(words: Iterable[str], table: int, most: int, *, once: bool = Fals
     return np.array(kept + [0] * (most - len(kept)), dtype=np.int32)
 
 
-def balance(said: Sequence[Sequence[str]]) -> tuple[list[str], npt.NDArray[np.int64]]:
+def balance(classes: Sequence[Sequence[str]]) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return as many texts of each package, in a fixed random order, and the index of each one's package."""
     rng = np.random.default_rng(0)
-    least = min(map(len, said))
-    chosen = [texts[place] for texts in said for place in rng.permutation(len(texts))[:least]]
-    labels = np.repeat(np.arange(len(said), dtype=np.int64), least)
+    least = min(map(len, classes))
+    chosen = [texts[place] for texts in classes for place in rng.permutation(len(texts))[:least]]
+    labels = np.repeat(np.arange(len(classes), dtype=np.int64), least)
     order = rng.permutation(len(chosen))
     return [chosen[place] for place in order], labels[order]
 
@@ -293,9 +293,9 @@ def paragraph_samples() -> tuple[np.ndarray, np.ndarray]:
 
     There are as many paragraphs of either package.
     """
-    said = [texts_of(package, LEAST_WORDS, by_paragraph=True) for package in PARAGRAPHS_OF]
-    both = set(said[0]) & set(said[1])
-    texts, labels = balance([[text for text in one if text not in both] for one in said])
+    classes = [texts_of(package, LEAST_WORDS, by_paragraph=True) for package in PARAGRAPHS_OF]
+    both = set(classes[0]) & set(classes[1])
+    texts, labels = balance([[text for text in one if text not in both] for one in classes])
     listed = [[*words, *map(" ".join, pairwise(words))] for words in map(str.split, texts)]
     return np.stack([hash_words(words, FEATURES, MOST_FEATURES, once=True) for words in listed]), labels
 
@@ -339,11 +339,11 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
     return nn.Sequential(*_with_gates(layers, clock))
 
 
-def loss_of(task: str, said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def loss_of(task: str, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy; for a hyperplane the mean squared error."""
     if task == "hyperplane":
-        return nn.functional.mse_loss(said, labels)
-    return nn.functional.cross_entropy(said, labels)
+        return nn.functional.mse_loss(outputs, labels)
+    return nn.functional.cross_entropy(outputs, labels)
 
 
 def accuracy(model: nn.Module, samples: Samples) -> float:

@@ -264,14 +264,14 @@ def work(job: Job, node: int, samples: Samples) -> None:
     kit.end_after(START_SECONDS + job.limit + SPARE_SECONDS)
     rank = use_environment(job, node)
     board = Board(job.path, job.num_workers)
-    said: dict[str, object] = {"rank": rank}
+    report: dict[str, object] = {"rank": rank}
     try:
-        said.update(_train(job, rank, samples, board))
+        report.update(_train(job, rank, samples, board))
     except (PartreduceError, RuntimeError) as error:
         board.end()
-        said["failed"] = f"{type(error).__name__}: {error}"[:400]
+        report["failed"] = f"{type(error).__name__}: {error}"[:400]
         traceback.print_exc()
-    _write(job, rank, said)
+    _write(job, rank, report)
 
 
 def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, object]:
@@ -336,11 +336,11 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
         if reached % every == 0:
             _snapshot(file, model, reached)
-    said = result(ended)
+    report = result(ended)
     _wait_for_the_others(job, board, end, apart=apart)
     board.end()
     training.close()
-    return {**said, "reached": reached, "apart": apart}
+    return {**report, "reached": reached, "apart": apart}
 
 
 def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> None:
@@ -365,10 +365,10 @@ def _leave_when_over(
     """
     while not board.over:
         time.sleep(0.1)
-    said = result()
+    report = result()
     time.sleep(patience)
     if not _path(job, rank).exists():
-        _write(job, rank, {"rank": rank, **said})
+        _write(job, rank, {"rank": rank, **report})
     os._exit(0)
 
 
@@ -376,10 +376,10 @@ def _path(job: Job, rank: int) -> Path:
     return job.path / f"worker-{rank:03d}.json"
 
 
-def _write(job: Job, rank: int, said: dict[str, object]) -> None:
+def _write(job: Job, rank: int, report: dict[str, object]) -> None:
     path = _path(job, rank)
     part = path.with_suffix(f".{threading.get_ident()}")
-    part.write_text(json.dumps(said))
+    part.write_text(json.dumps(report))
     part.replace(path)
 
 

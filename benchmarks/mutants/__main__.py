@@ -86,8 +86,8 @@ def judge(file: str, *, sample: int | None, seed: int) -> tuple[dict[str, str], 
         known = sorted(json.loads((copy / "mutants" / f"{file}.meta").read_text())["exit_code_by_key"])
         random.Random(seed).shuffle(known)  # a larger sample holds the smaller one
         mutmut(copy, "run", *AT_ONCE, *known[:sample])
-    said = (line.strip().partition(": ") for line in mutmut(copy, "results", "--all", "true").splitlines())
-    verdicts = {name: verdict for name, _, verdict in said if "__mutmut_" in name}
+    results = (line.strip().partition(": ") for line in mutmut(copy, "results", "--all", "true").splitlines())
+    verdicts = {name: verdict for name, _, verdict in results if "__mutmut_" in name}
     return {name: verdict for name, verdict in verdicts.items() if verdict != "not checked"}, copy
 
 
@@ -136,9 +136,11 @@ def judge_planted() -> bool:
             (copy / file).write_text(source.replace(bug["was"], bug["now"]), encoding="utf-8")
             command = [sys.executable, "-m", "pytest", *OPTIONS, "-rfE", *TARGETS[file]]
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-            said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            output = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
             dead &= done.returncode == 1
-            print(f"{bug['bug']}: {said[0] if said else f'nothing failed, exit code {done.returncode}'}", flush=True)
+            print(
+                f"{bug['bug']}: {output[0] if output else f'nothing failed, exit code {done.returncode}'}", flush=True
+            )
         (copy / file).write_text(source, encoding="utf-8")
     return dead
 

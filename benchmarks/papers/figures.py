@@ -186,8 +186,8 @@ def _rows(paper: str, figure: Figure, where: str, cells: Cells, blocks: Mapping[
         ours = figure.taken(row, block)
         if not matches(name, figure.only) or not ours:
             continue
-        said = {"where": listed.places.get(place, place), "name": listed.words_of(name)}
-        fields: dict[str, Any] = {"figure": figure.figure, "setting": figure.setting.format(**said)}
+        names = {"where": listed.places.get(place, place), "name": listed.words_of(name)}
+        fields: dict[str, Any] = {"figure": figure.figure, "setting": figure.setting.format(**names)}
         printed = _find_value(figure.paper, where, name)
         fields |= {"paper": printed, "aim": printed if figure.aim == "paper" else _find_value(figure.aim, where, name)}
         at, runs = (where, name), len(row.cells)
@@ -223,12 +223,14 @@ def _base(over: str, name: str, block: Block) -> str:
     return over
 
 
-def _find_value(told: Any, where: str, name: str) -> Any:
+def _find_value(figure: Any, where: str, name: str) -> Any:
     """Return the number or range that a table, which may hold others, says for a setting and a contestant."""
-    if isinstance(told, dict):
-        found = (inner for pattern, inner in told.items() if fnmatchcase(where, pattern) or fnmatchcase(name, pattern))
+    if isinstance(figure, dict):
+        found = (
+            inner for pattern, inner in figure.items() if fnmatchcase(where, pattern) or fnmatchcase(name, pattern)
+        )
         return _find_value(next(found, None), where, name)
-    return tuple(told) if isinstance(told, list) else told
+    return tuple(figure) if isinstance(figure, list) else figure
 
 
 def _predict(paper: str, figure: Figure, at: tuple[str, str], runs: int, cells: Cells) -> float | None:

@@ -108,12 +108,12 @@ def table(found: Results) -> str:
 
 def paper_words(row: Row) -> str:
     if row.paper is None:
-        said = "–"
+        text = "–"
     elif isinstance(row.paper, tuple):
-        said = f"{row.paper[0]:g}–{row.paper[1]:g}{UNITS[row.unit]}"
+        text = f"{row.paper[0]:g}–{row.paper[1]:g}{UNITS[row.unit]}"
     else:
-        said = f"{row.paper:g}{UNITS[row.unit]}"
-    return said if row.aim is None else f"{said} (aim: {row.aim:g})"
+        text = f"{row.paper:g}{UNITS[row.unit]}"
+    return text if row.aim is None else f"{text} (aim: {row.aim:g})"
 
 
 def measured_words(row: Row) -> str:

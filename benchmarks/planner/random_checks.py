@@ -242,8 +242,8 @@ def _settings(planned: Plan, job: PlanRequest) -> list[str]:
                     and _is_finer(option, planned.recommendation)
                     and _beats(option, planned.recommendation)
                 ):
-                    said = f"{base.name} {transport} {late} steps_per_round={steps_per_round} {_costs(option)}"
-                    wrong.append(f"{said} beats {planned.recommendation.name} {_costs(planned.recommendation)}")
+                    described = f"{base.name} {transport} {late} steps_per_round={steps_per_round} {_costs(option)}"
+                    wrong.append(f"{described} beats {planned.recommendation.name} {_costs(planned.recommendation)}")
     return wrong
 
 

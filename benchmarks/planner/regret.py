@@ -74,8 +74,8 @@ class Recurrent(nn.Module):
 
     def forward(self, places: torch.Tensor) -> torch.Tensor:
         """Return scores of the next letter, (batch, letters), from letters (batch, length)."""
-        said, state = self.into(self.embedding(places)), torch.zeros(self.hidden)
-        for step in said.unbind(1):
+        inputs, state = self.into(self.embedding(places)), torch.zeros(self.hidden)
+        for step in inputs.unbind(1):
             state = torch.tanh(step + self.again(state))
         return self.out(state)
 
@@ -323,8 +323,8 @@ def in_intervals(options: Sequence[CandidateSchedule], seconds: dict[str, list[f
     """Return for every two options whether the measured ratio of their times is in the stated interval."""
     found = []
     for one, other in combinations(options, 2):
-        told, ratio = gain(one, other, job.data), np.mean(seconds[label(other)]) / np.mean(seconds[label(one)])
-        found.append(bool(told.low <= ratio <= told.high))
+        predicted, ratio = gain(one, other, job.data), np.mean(seconds[label(other)]) / np.mean(seconds[label(one)])
+        found.append(bool(predicted.low <= ratio <= predicted.high))
     return found
 
 
@@ -335,7 +335,7 @@ def judge(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, *
     options = able(plan(job).options, job)
     own = replace(job.steps_model, tasks=(TASKS[job.optimizer or Optimizer.SGD][task.partition("/")[0]],)).cases[0]
     assumed = replace(job, optimizer=Optimizer.ADAM)
-    asked = {
+    request = {
         "recommended": recommend(options, job),
         "not told": recommend(options if assumed == job else able(plan(assumed).options, assumed), assumed),
         "simple": simplest(options, job) or options[0],
@@ -345,10 +345,10 @@ def judge(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, *
     }
     if thorough:
         searching = replace(job, effort=EFFORTS["thorough"])
-        asked["thorough"] = recommend(able(plan(searching).options, searching), searching)
-    chosen = asked["recommended"]
+        request["thorough"] = recommend(able(plan(searching).options, searching), searching)
+    chosen = request["recommended"]
     trainer = Trainer(task, mode, build("allreduce", job.cluster.shape()), known, seeds)
-    seconds = {label(option): trainer.seconds(option) for option in asked.values()}
+    seconds = {label(option): trainer.seconds(option) for option in request.values()}
     hopeless = BEHIND * sum(seconds[label(chosen)][:FIRST])
     for option in rivals(options, job):
         if label(option) not in seconds and sum(trainer.seconds(option, min(FIRST, seeds))) <= hopeless:
@@ -360,7 +360,7 @@ def judge(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, *
         "cluster": str(job.cluster),
         "task": task,
         "data": mode,
-        **{words: label(option) for words, option in asked.items()},
+        **{words: label(option) for words, option in request.items()},
         "reached": ratio < 0.99 * DIVERGED,
         "pairs": len(pairs),
         "covered": sum(pairs),
@@ -395,8 +395,8 @@ def page(rows: Sequence[Row]) -> str:
     for row in rows:
         taken = {name: float(np.mean(found)) for name, found in row["seconds"].items()}
         best, found = min(taken, key=lambda name: taken[name]), ratios(row)
-        told = [f"{found[name]:.2f}" if name in found else "" for name in words]
-        cells.append([row[c] for c in ("number", "cluster", "task", "data", "recommended")] + [best, *told])
+        predicted = [f"{found[name]:.2f}" if name in found else "" for name in words]
+        cells.append([row[c] for c in ("number", "cluster", "task", "data", "recommended")] + [best, *predicted])
     return kit.table(("number", "cluster", "task", "data", "recommended", "best", *words), cells)
 
 

@@ -136,11 +136,11 @@ def verb_of(words: Sequence[str]) -> str:
     return words[0] if words and words[0] in VERBS + HIDDEN else ""
 
 
-def build_app(asked: str | None = None) -> typer.Typer:
-    """Return the command line as a typer application, in which only the verb `asked` can run; None: all can.
+def build_app(requested: str | None = None) -> typer.Typer:
+    """Return the command line as a typer application, in which only the verb `requested` can run; None: all can.
 
-    The modules of other verbs are not imported. With `asked` empty, all verbs have their help, which the list of verbs
-    shows; with a verb, only that one has.
+    The modules of other verbs are not imported. With `requested` empty, all verbs have their help, which the list of
+    verbs shows; with a verb, only that one has.
     """
     import inspect
     from importlib import import_module
@@ -197,11 +197,13 @@ def build_app(asked: str | None = None) -> typer.Typer:
 
     for verb in VERBS + HIDDEN:
         module = None
-        if asked is None or verb == asked:
+        if requested is None or verb == requested:
             module = import_module(f"partreduce.commands.{MODULES.get(verb, verb)}")
-        document = module.command.__doc__ if module else "" if asked else _help_of(verb)
-        said = inspect.cleandoc(document).split("\n\n")
-        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in said)  # typer would keep the source's lines
+        document = module.command.__doc__ if module else "" if requested else _help_of(verb)
+        paragraphs = inspect.cleandoc(document).split("\n\n")
+        text = "\n\n".join(
+            " ".join(paragraph.split()) for paragraph in paragraphs
+        )  # typer would keep the source's lines
         function, settings = (show_help, {}) if module is None else (module.command, getattr(module, "SETTINGS", {}))
         app.command(verb, cls=Verb, help=text, epilog=_examples_of(verb), hidden=verb in HIDDEN, **settings)(function)
     return app

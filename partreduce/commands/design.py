@@ -169,12 +169,12 @@ def command(
         facts = read_model(model, place, touched=cluster_options.touched_of(given.get("touched", []), place))
     assumed = cluster_options.hardware_defaults(place, given, model_bytes=model_bytes)
     named = OptimizerChoice.adam if optimizer is OptimizerChoice.adamw else optimizer or OptimizerChoice.any
-    told = options.member_or_none(Optimizer, named)
+    chosen = options.member_or_none(Optimizer, named)
     if optimizer is None and facts is not None:
-        told = facts.optimizer
-    if optimizer is None and told is None and pilot is None:
-        told = Optimizer.ADAM
-        assumed["--optimizer"] = str(told)
+        chosen = facts.optimizer
+    if optimizer is None and chosen is None and pilot is None:
+        chosen = Optimizer.ADAM
+        assumed["--optimizer"] = str(chosen)
     job = PlanRequest(
         cluster=replace(place, hardware=hardware),
         objective=objective,
@@ -189,7 +189,7 @@ def command(
         gap={SyncChoice.any: None, SyncChoice.iteration_gap: True}.get(sync, False),
         max_queues=queues,
         codec=options.member_or_none(Codec, codec),
-        optimizer=told,
+        optimizer=chosen,
         disturbance=given.get("disturb"),
         time_limit=None if time_limit is None else options.quantity("--time-limit", parse_time, time_limit),
         effort=None if effort is None else options.quantity("--effort", effort_of, effort),

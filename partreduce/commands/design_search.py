@@ -198,15 +198,15 @@ def _print_reasons(planned: Plan) -> None:
 def _print_tables(hybrid: Hybrid, *, explain: bool) -> None:
     screen, routes = console(), hybrid.chosen.routes
     if not routes:
-        said = "Tables: the model has none that embeddings look up; all of it is averaged."
+        summary = "Tables: the model has none that embeddings look up; all of it is averaged."
     else:
         measured = f" (touched rows from {hybrid.num_steps} steps)" if hybrid.num_steps else ""
-        said = (
+        summary = (
             f"Tables, in addition to {size(hybrid.chosen.dense_bytes)} that the strategy averages{measured}: "
             f"{seconds(hybrid.step_seconds)} and {size(hybrid.nic_bytes)} out of a node per step in all, "
             f"{hybrid.proof.verdict}"
         )
-    screen.print(fill(said, WIDTH), style="bold", markup=False)
+    screen.print(fill(summary, WIDTH), style="bold", markup=False)
     for sentence in hybrid.chosen.reasons if routes and explain else ():
         screen.print(f"  • {escape(sentence)}")
     for sentence in hybrid.cautions if routes else ():

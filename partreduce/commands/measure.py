@@ -58,7 +58,7 @@ def command(
         Path | None, own("File to write (default cluster.yaml; of a job pilot.json).", "--output", "-o")
     ] = None,
     workers: Annotated[int | None, own("Start this many local workers.", "--workers", "-n", min=2)] = None,
-    nodes: Annotated[int, own("Spread the local workers over this many pretended machines.", min=1)] = 1,
+    nodes: Annotated[int, own("Spread the local workers over this many simulated machines.", min=1)] = 1,
     model_bytes: Annotated[
         str | None, own("Cluster: size of your model, which is moved and noted; 8MB by default.", metavar="SIZE")
     ] = None,

@@ -229,29 +229,31 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
     says that everything depends on the protocol, the first clause has both.
     """
     held = {claim.claim: claim for claim in proof.claims if claim.holds}
-    said = {"conflict-free": "no conflict", "deadlock-free": "no deadlock"}
+    phrases = {"conflict-free": "no conflict", "deadlock-free": "no deadlock"}
     bound = _bound_of(held["contraction"]) if "contraction" in held else ""
     had = f"of the differences that {'a fragment' if schedule.strategy.payload.num_fragments > 1 else 'the models'} had"
     if (replicas := held.get("equal-replicas")) and replicas.numbers and "rounds" in replicas.numbers:
         besides = ", but for rows of sharded tables" if "one-owner" in held else ""
-        said["consensus"] = "consensus"
-        said["equal-replicas"] = f"all workers hold the same model every {_steps(schedule)}{besides}"
+        phrases["consensus"] = "consensus"
+        phrases["equal-replicas"] = f"all workers hold the same model every {_steps(schedule)}{besides}"
     elif replicas and replicas.numbers and "every" in replicas.numbers:  # a number of rounds under a quorum
         every = replicas.numbers["every"]
         after = "as many" if every == 1 else f"every {every}"
-        said["equal-replicas"] = f"all workers hold the same model after {after} rounds"
+        phrases["equal-replicas"] = f"all workers hold the same model after {after} rounds"
     elif bound == "≤ 0":
-        said["contraction"] = f"every {_steps(schedule)} nothing but rounding is left {had}"
+        phrases["contraction"] = f"every {_steps(schedule)} nothing but rounding is left {had}"
     elif bound and bound != "≤ 1":
-        said["contraction"] = f"every {_steps(schedule)} at most {bound[2:]} is left {had}"
+        phrases["contraction"] = f"every {_steps(schedule)} at most {bound[2:]} is left {had}"
     elif "outer-consensus" in held:
         agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]} every {_steps(schedule)}"
-        said["outer-consensus"] = f"without gradients the outer parameters come to agree, {agree}"
+        phrases["outer-consensus"] = f"without gradients the outer parameters come to agree, {agree}"
     else:
-        said["consensus"] = "the models are drawn together"
-    said = {name: words for name, words in said.items() if name in held}
-    follows = set[str]() if proof.verdict is Status.FOLLOWS else {n for n in said if held[n].status is Status.FOLLOWS}
-    alone, added = ([said[n] for n in said if (n in follows) is is_added] for is_added in (False, True))
+        phrases["consensus"] = "the models are drawn together"
+    phrases = {name: words for name, words in phrases.items() if name in held}
+    follows = (
+        set[str]() if proof.verdict is Status.FOLLOWS else {n for n in phrases if held[n].status is Status.FOLLOWS}
+    )
+    alone, added = ([phrases[n] for n in phrases if (n in follows) is is_added] for is_added in (False, True))
     return ", ".join(alone), ", ".join(added)
 
 

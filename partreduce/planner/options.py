@@ -103,9 +103,9 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     for word, kind in kinds.items():
         say(f"running {kind.name} in virtual time")
         all_shares -= kind.share
-        pay, asked = payer(clock, until - each * all_shares), {"iteration_gap": job.gap, "partial": job.quorum}
+        pay, requested = payer(clock, until - each * all_shares), {"iteration_gap": job.gap, "partial": job.quorum}
         candidates = kind.candidates(job, pay if job.take is None else lambda _: True)
-        options, weighed.left_out[kind.name] = try_all(candidates, job, pay, in_any_case=bool(asked.get(word)))
+        options, weighed.left_out[kind.name] = try_all(candidates, job, pay, in_any_case=bool(requested.get(word)))
         weighed.options += options
     if job.tolerate_failures:
         weighed.options = [option for option in weighed.options if has_plan(option.schedule)]

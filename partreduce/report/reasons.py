@@ -198,13 +198,13 @@ def why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, options: Opti
         longer = f"{most}, it would take {worst:.2f} times as long"
         if fastest.facts is not None and not (fastest.quorum or fastest.gap):
             return f"if its steps cost as much {longer}; --select takes it all the same"
-        asked = "partial" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
-        return f"if delay costs as much {longer}; --sync {asked} takes it all the same"
+        option = "partial" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
+        return f"if delay costs as much {longer}; --sync {option} takes it all the same"
     able = [*allowed_options(options, job), chosen]
     rivals, simple = contenders(able, job), simplest(able, job)
     if simple is not None and not any(fastest is one for one in rivals):
-        beaten = wins_surely(fastest, simple, job)  # outer steps must also beat the best of all others
-        return _not_sure(fastest, *((chosen, "this one") if beaten else (simple, "the best simple schedule")), job)
+        is_beaten = wins_surely(fastest, simple, job)  # outer steps must also beat the best of all others
+        return _not_sure(fastest, *((chosen, "this one") if is_beaten else (simple, "the best simple schedule")), job)
     worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
     regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
     where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"

@@ -268,18 +268,18 @@ def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
 
     `capped`: a time limit ended the planning.
     """
-    said = []
+    clauses = []
     if chosen.extrapolated:
-        said.append("nothing that averages as rarely was measured, so its steps are a guess")
+        clauses.append("nothing that averages as rarely was measured, so its steps are a guess")
     if chosen.may_fail:
-        said.append(failed_networks(chosen, job))
-    if not said and not chosen.schedule.strategy.averages_gradients and job.pilot is None:
-        said.append("its steps are predicted from other networks")
-    if said:
-        said.append("`partreduce measure` tries it on your job")
+        clauses.append(failed_networks(chosen, job))
+    if not clauses and not chosen.schedule.strategy.averages_gradients and job.pilot is None:
+        clauses.append("its steps are predicted from other networks")
+    if clauses:
+        clauses.append("`partreduce measure` tries it on your job")
     if capped:
-        said.append("the time limit cut planning short, another run may differ")
-    return "; ".join(said)
+        clauses.append("the time limit cut planning short, another run may differ")
+    return "; ".join(clauses)
 
 
 def _table(compared: Comparison) -> list[str]:
@@ -296,9 +296,9 @@ def _table(compared: Comparison) -> list[str]:
     shown: dict[tuple[str, float], str] = {}
     base = compared.every_step.time
     for label, option in rows.items():
-        said = describe(option.schedule)
-        same = shown.setdefault((said, option.step_seconds), label)
-        words = "as above" if label == "recommended" else f"as {same}" if same != label else said
+        description = describe(option.schedule)
+        same = shown.setdefault((description, option.step_seconds), label)
+        words = "as above" if label == "recommended" else f"as {same}" if same != label else description
         cells = f"{seconds(option.step_seconds):>{CELLS}}"
         cells += f"{_factor(base / option.time) + 'x' if option.time > 0 else '-':>{CELLS}}"
         first, *rest = wrap(words, room - 1, max_lines=MOST_LINES, placeholder=" …")
@@ -345,12 +345,14 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
 
 def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
     """Return clauses on the predicted effects of a codec, and of other optimizers, the largest change first."""
-    said: list[tuple[float, str]] = []
+    clauses: list[tuple[float, str]] = []
     now = compared.over_every_step.ratio
     for optimizer, speedup, is_other in variants(compared.chosen, job):
         change = max(speedup / now, now / speedup) if speedup > 0 else math.inf
-        said.append((change, f"{_factor(speedup)}x with {OPTIMIZERS[optimizer]}{' (another schedule)' * is_other}"))
-    words = [f"over All-Reduce {', '.join(one for _, one in sorted(said, key=lambda one: -one[0]))}"] if said else []
+        clauses.append((change, f"{_factor(speedup)}x with {OPTIMIZERS[optimizer]}{' (another schedule)' * is_other}"))
+    words = (
+        [f"over All-Reduce {', '.join(one for _, one in sorted(clauses, key=lambda one: -one[0]))}"] if clauses else []
+    )
     if coded := best_with_codec(compared.chosen, options, job):
         words.insert(0, f"at least {_factor(coded[1])}x faster with --codec {coded[0].transport.codec}")
     return words

@@ -226,25 +226,25 @@ def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
     """
     name, of = others[0].schedule, base[0].schedule
     ratios, decided = [run.step_seconds / one.step_seconds for run in others for one in base], ""
-    said = [f"{name} takes {_span(ratios)} of {of}'s seconds a step"]
+    clauses = [f"{name} takes {_span(ratios)} of {of}'s seconds a step"]
     if all(one.nic_bytes for one in base):
-        said.append(f"sends {_span([run.nic_bytes / one.nic_bytes for run in others for one in base])} of its bytes")
+        clauses.append(f"sends {_span([run.nic_bytes / one.nic_bytes for run in others for one in base])} of its bytes")
     if loss is not None:
         reached, ours = ([run.seconds_to(loss) for run in runs] for runs in (base, others))
         if None in reached or None in ours:
             mine, its = (f"{len(runs) - runs.count(None)} of {len(runs)}" for runs in (ours, reached))
-            said.append(f"reached a loss of {loss:.4g} in {mine} of its runs, {of} in {its}")
+            clauses.append(f"reached a loss of {loss:.4g} in {mine} of its runs, {of} in {its}")
             ever = [which for which, runs in ((name, ours), (of, reached)) if runs.count(None) < len(runs)]
             decided = f"only {ever[0]} reached it" if len(ever) == 1 else UNDECIDED
         else:
             to_loss = [mine / its for mine in ours for its in reached if mine is not None and its]
-            said.append(f"takes {_span(to_loss)} of its seconds to a loss of {loss:.4g}")
+            clauses.append(f"takes {_span(to_loss)} of its seconds to a loss of {loss:.4g}")
             ratios = to_loss or ratios
     faster, slower = max(ratios) < 1, min(ratios) > 1
     if not decided and len(base) == len(others) == 1:
         decided = ONE_EACH
     decided = decided or (f"{name} is {'faster' if faster else 'slower'}" if faster or slower else UNDECIDED)
-    return f"{', '.join(said)}: {decided}"
+    return f"{', '.join(clauses)}: {decided}"
 
 
 def _span(values: list[float]) -> str:

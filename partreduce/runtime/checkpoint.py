@@ -103,11 +103,11 @@ def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep:
     round_, rank = optimizer.round, optimizer.rank
     name = f"round-{round_:08d}"
     mine = {"round": round_, "lineage": meeting.lineage or secrets.token_hex(8)}
-    said = meeting.exchange("checkpoint", mine | checkpoint_directory.save_status(directory, name), members)
-    _check_other_rounds(said)
-    number = 1 + max(int(entry["highest"]) for entry in said)
-    meeting.lineage = lineage = str(said[0]["lineage"])
-    if any(entry["taken"] for entry in said):
+    gathered = meeting.exchange("checkpoint", mine | checkpoint_directory.save_status(directory, name), members)
+    _check_other_rounds(gathered)
+    number = 1 + max(int(entry["highest"]) for entry in gathered)
+    meeting.lineage = lineage = str(gathered[0]["lineage"])
+    if any(entry["taken"] for entry in gathered):
         name = f"{name}-{number}"
     folder = directory / name
     older = checkpoint_directory.checkpoints_to_delete(directory, lineage, rank, keep=keep, written=name)
@@ -170,8 +170,8 @@ def _saved_shards(
     return folder
 
 
-def _check_other_rounds(said: Sequence[Mapping[str, Any]]) -> None:
-    if len(rounds := sorted({int(entry["round"]) for entry in said})) > 1:
+def _check_other_rounds(gathered: Sequence[Mapping[str, Any]]) -> None:
+    if len(rounds := sorted({int(entry["round"]) for entry in gathered})) > 1:
         raise InputError(
             f"save_checkpoint: workers came after {', '.join(map(str, rounds))} rounds; all call it after the same one"
         )
@@ -351,15 +351,15 @@ def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[
             facts["steps"] = manifest["workers"][there[0]]["steps"]
         except (PartreduceError, OSError) as error:
             facts = {"problem": str(error)}
-    told = optimizer.meeting.exchange("checkpoint mean", facts, members)[0]
-    if "problem" in told:
-        raise InputError(f"load_checkpoint: worker {members[0]}: {told['problem']}")
+    answer = optimizer.meeting.exchange("checkpoint mean", facts, members)[0]
+    if "problem" in answer:
+        raise InputError(f"load_checkpoint: worker {members[0]}: {answer['problem']}")
     optimizer.meeting.broadcast(members)
     if tables := optimizer.run.tables:
         tables.broadcast()
-        redistribute(tables, optimizer.optimizer, told["tables"], told["there"], reader(folder, file_of, unpack))
+        redistribute(tables, optimizer.optimizer, answer["tables"], answer["there"], reader(folder, file_of, unpack))
     optimizer.engine.continue_from(0)
-    return Resumed(folder, int(told["steps"]), int(told["round"]), int(told["num_workers"]), None)
+    return Resumed(folder, int(answer["steps"]), int(answer["round"]), int(answer["num_workers"]), None)
 
 
 def _model_sha256(optimizer: DistributedOptimizer) -> str:

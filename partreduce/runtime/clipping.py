@@ -61,16 +61,16 @@ def clip_grad_norm_(
     if tables:
         _check(norm_type)
     apart = _Apart(given, tables, float(norm_type), equal=has_equal_means)
-    said = tables.close_step(apart.share) if tables else None
+    gathered = tables.close_step(apart.share) if tables else None
     if optimizer is not None:
         optimizer.average_gradients()
     is_sparse = any(parameter.grad is not None and parameter.grad.is_sparse for parameter in given)
     if not tables and not is_sparse:
         return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     _check(norm_type)
-    if tables and said is None:
-        said = tables.exchange_norm(apart.share())
-    total = apart.norm(said or [])
+    if tables and gathered is None:
+        gathered = tables.exchange_norm(apart.share())
+    total = apart.norm(gathered or [])
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(f"The total norm of order {norm_type} for gradients is non-finite, so it cannot be clipped")
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
@@ -108,16 +108,16 @@ class _Apart:
             return _largest([*self._rows, *self._differing])
         return _powers(self._rows, self._norm_type) + _powers(self._differing, self._norm_type) / self._num_workers
 
-    def norm(self, said: Sequence[float]) -> torch.Tensor:
-        """Return the global norm from all workers' shares (`said`) and the gradients that are equal on all workers."""
+    def norm(self, gathered: Sequence[float]) -> torch.Tensor:
+        """Return the global norm from all workers' `gathered` shares and the gradients that all workers share."""
         dtype = torch.float32
         for parameter in (*self._rows, *self._differing, *self._known):
             if parameter.grad is not None:
                 dtype = torch.promote_types(dtype, parameter.grad.dtype)
         if self._norm_type == torch.inf:
             # Torch's max, unlike Python's, keeps a NaN.
-            return torch.tensor([*said, _largest(self._known)], dtype=torch.float64).max().to(dtype)
-        total = sum(said) + _powers(self._known, self._norm_type)
+            return torch.tensor([*gathered, _largest(self._known)], dtype=torch.float64).max().to(dtype)
+        total = sum(gathered) + _powers(self._known, self._norm_type)
         return torch.tensor(total ** (1.0 / self._norm_type), dtype=dtype)
 
 

@@ -582,8 +582,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _check_other_steps(self, steps: int) -> None:
         """Raise InputError if workers load states of different steps, as is possible under a partial all-reduce."""
-        said = self.meeting.exchange("state to load", {"steps": steps})
-        if len(found := sorted({int(one["steps"]) for one in said})) > 1:
+        gathered = self.meeting.exchange("state to load", {"steps": steps})
+        if len(found := sorted({int(one["steps"]) for one in gathered})) > 1:
             raise InputError(
                 f"load_state_dict: the workers' states are of steps {', '.join(map(str, found))}, and with a quorum "
                 "only those of one place where all meet belong together; take them inside mean_model(), or use "

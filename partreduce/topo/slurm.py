@@ -45,14 +45,14 @@ def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch,
     above: dict[str, str] = {}  # "node n0" or "switch s0" → the switch directly above it
     for number, line in enumerate(lines, start=1):
         words = dict(re.findall(r"(\w+)\s*=\s*(\S+)", line.partition("#")[0]))
-        said = {key.lower(): value for key, value in words.items()}
-        if "switchname" not in said:
+        fields = {key.lower(): value for key, value in words.items()}
+        if "switchname" not in fields:
             continue
-        below = [("switch", name) for name in expand_hosts(said.get("switches", ""))]
-        below += [("node", name) for name in expand_hosts(said.get("nodes", ""))]
+        below = [("switch", name) for name in expand_hosts(fields.get("switches", ""))]
+        below += [("node", name) for name in expand_hosts(fields.get("nodes", ""))]
         if not below:
-            raise InputError(f"{path}: line {number}: names neither Nodes nor Switches below {said['switchname']}")
-        above |= {f"{kind} {name}": said["switchname"] for kind, name in below}
+            raise InputError(f"{path}: line {number}: names neither Nodes nor Switches below {fields['switchname']}")
+        above |= {f"{kind} {name}": fields["switchname"] for kind, name in below}
     nodes = list(expand_hosts(listed)) or [key.removeprefix("node ") for key in above if key.startswith("node ")]
     if missing := [node for node in nodes if f"node {node}" not in above]:
         raise InputError(f"{path}: has no node {missing[0]}")

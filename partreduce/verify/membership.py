@@ -86,17 +86,17 @@ def prove_membership(schedule: Schedule) -> Claim | None:
         return not_proved(NAME, "two blocks of one phase share a local rank.")
     n, everyone = schedule.num_workers, asks_everyone(schedule)
     wrong, digest = _ask_everyone(schedule, rule) if everyone else (None, "")
-    asked = 0
+    evaluated = 0
     for worker, round_, right in _draw(schedule, rule):
         if wrong is not None:
             break
-        asked += 1
+        evaluated += 1
         answer = _answer(schedule, worker, round_)
         wrong = None if answer == right else _wrong(round_, worker, answered=answer, block=right)
     if wrong is not None:
         text = f"in round {wrong['round']} worker {wrong['worker']} computes another group than its block's."
         return refuted(NAME, text, wrong)
-    drawn = f"{asked} random workers were asked in random rounds"
+    drawn = f"{evaluated} random workers were asked in random rounds"
     if not everyone:
         text = (
             f"the groups of all {n} workers are too long to evaluate: {drawn}, and each answered with the group of its "
@@ -107,7 +107,7 @@ def prove_membership(schedule: Schedule) -> Claim | None:
         f"On this cluster: all {n} workers were asked in all {schedule.period} phases, and each answered with the "
         f"group of its block, the same for every member. Also, {drawn}, and answered as in the first period."
     )
-    return proved(NAME, text, {"asked": n, "drawn": asked}, answers=digest)
+    return proved(NAME, text, {"asked": n, "drawn": evaluated}, answers=digest)
 
 
 def asks_everyone(schedule: Schedule) -> bool:

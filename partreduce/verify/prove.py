@@ -149,11 +149,11 @@ def prove(schedule: Schedule) -> Proof:
     essential = frozenset(statement.name for statement, _ in rows if statement.essential(schedule, {}))
     claims: list[Claim] = []
     is_clashing = False
-    for statement, asked in rows:
+    for statement, subject in rows:
         if is_clashing:  # there is no mixing matrix
             rests = statement.name in essential or statement is CONTRACTION
             claims += [not_proved(statement.name, ON_DISJOINT)] if rests else []
-        elif (claim := statement.claim(asked)) is not None:
+        elif (claim := statement.claim(subject)) is not None:
             claims.append(claim)
             is_clashing = statement is CONFLICT_FREE and not claim.holds
     certificate: dict[str, Any] = {}
@@ -199,6 +199,6 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, name:
     schedule = Schedule(name, cluster, StaticGroups(phases=GroupPhases(tuple(found))))
     proof = prove(schedule)
     text = f"In all {2 * period} steps the function returns the same group for all members of each group. "
-    asked = Claim("membership", Status.PROVED, text + scope, {"scope": scope})
+    subject = Claim("membership", Status.PROVED, text + scope, {"scope": scope})
     essential = proof.essential | {"membership"}
-    return FunctionProof(replace(proof, claims=(asked, *proof.claims), essential=essential), schedule, scope)
+    return FunctionProof(replace(proof, claims=(subject, *proof.claims), essential=essential), schedule, scope)

@@ -46,4 +46,4 @@ def test_cells_and_comparisons_can_be_pickled():
 
 def test_delay_that_affects_no_operation_is_rejected():
     with pytest.raises(AssertionError, match="static: nothing is late at nowhere"):
-        run_cell(BY_NAME["static"], "pretended", place="nowhere", seconds=0.001)
+        run_cell(BY_NAME["static"], "simulated", place="nowhere", seconds=0.001)

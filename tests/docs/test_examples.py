@@ -290,8 +290,8 @@ def test_commands_of_the_fault_tolerance_page_print_the_shown_output(tmp_path, c
     assert WARM.run("partreduce", *design, cwd=tmp_path).returncode == 0
     done = WARM.run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("partreduce: ")]
-    assert [text for text in expected if not any(pattern_of(text).fullmatch(one) for one in said)] == [], said
+    stderr = [line for line in done.stderr.splitlines() if line.startswith("partreduce: ")]
+    assert [text for text in expected if not any(pattern_of(text).fullmatch(one) for one in stderr)] == [], stderr
 
 
 def test_seconds_of_the_page_match_the_results():
@@ -374,13 +374,13 @@ def commands():
 
 def requirements(words):
     """Return the requirements among the arguments of pip."""
-    parts, asked = iter(shlex.split(words)), []
+    parts, requested = iter(shlex.split(words)), []
     for part in parts:
         if part in VALUES:
             next(parts, None)
         elif not part.startswith("-") and part != "{}":
-            asked.append(part)
-    return asked
+            requested.append(part)
+    return requested
 
 
 def unknown_requirements(words):
@@ -409,8 +409,8 @@ def test_message_about_a_missing_library_names_the_extra(module):
     assert name_of(requirement) == OURS
     library, extra = extras.EXTRAS[module]
     assert requirement == f"{OURS}[{extra}]"
-    brought = {name_of(one).replace("-", "") for one in OPTIONAL[extra]}
-    assert library.replace("-", "").lower() in brought
+    passed = {name_of(one).replace("-", "") for one in OPTIONAL[extra]}
+    assert library.replace("-", "").lower() in passed
 
 
 @pytest.mark.parametrize(

@@ -175,14 +175,14 @@ def test_broken_links_are_reported_with_file_and_line(tmp_path, monkeypatch, cap
         "[by name][name]\n\n[name]: missing.md\n"
     )
     assert links.main() == 1
-    said = capsys.readouterr()
-    assert said.err.splitlines() == [
+    errors = capsys.readouterr()
+    assert errors.err.splitlines() == [
         "a.md:5: (c.md) there is no such file",
         "a.md:5: (b.md#again-2) there is no heading #again-2",
         "a.md:5: (../b.md) leads out of the repository",
         "a.md:8: (missing.md) there is no such file",
     ]
-    assert said.out == "6 links in 2 pages, 4 broken\n"
+    assert errors.out == "6 links in 2 pages, 4 broken\n"
 
 
 def test_code_blocks_open_with_a_language_the_site_parses():

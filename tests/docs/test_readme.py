@@ -139,8 +139,8 @@ def test_readme_script_runs_with_steps_per_round_and_quorum(tmp_path, strategy, 
 
 
 def test_all_reduce_is_recommended_for_a_homogeneous_cluster(capsys):
-    asked = ["design", "1x8", "--set", "inside=300GB/s", "--model-bytes", "100MB", "--effort", "quick", "--json"]
-    assert json.loads(ran(capsys, asked).out)["recommendation"]["name"] == "allreduce"
+    arguments = ["design", "1x8", "--set", "inside=300GB/s", "--model-bytes", "100MB", "--effort", "quick", "--json"]
+    assert json.loads(ran(capsys, arguments).out)["recommendation"]["name"] == "allreduce"
 
 
 def test_errors_of_the_sharded_models_guide_exist_in_the_runtime():
@@ -185,8 +185,8 @@ def test_tutorial_commands_print_the_shown_output(folder, capsys):
 
 def test_planner_output_matches_the_tutorial(folder, capsys):
     """A quick answer counts its effort, and is therefore deterministic."""
-    asked = ["design", "cluster.yaml"]
-    printed = [line.rstrip() for line in ran(capsys, [*asked, "-o", "best.json", "--all"]).out.splitlines()]
+    arguments = ["design", "cluster.yaml"]
+    printed = [line.rstrip() for line in ran(capsys, [*arguments, "-o", "best.json", "--all"]).out.splitlines()]
     blocks = [lines for command, lines in PAGE if command.startswith("partreduce design cluster.yaml")]
     answer, table = ([line for line in lines if line not in {"", "…"}] for lines in blocks)
     assert [line for line in answer if line not in printed] == [
@@ -195,7 +195,7 @@ def test_planner_output_matches_the_tutorial(folder, capsys):
     assert answer[0].startswith("Recommendation for 2x2: ")
     assert len(answer) > 25
     assert set(table) <= set(printed)
-    front = {option["name"]: option for option in json.loads(ran(capsys, [*asked, "--json"]).out)["front"]}
+    front = {option["name"]: option for option in json.loads(ran(capsys, [*arguments, "--json"]).out)["front"]}
     seen = 0
     for line, below in pairwise(table):
         if match := ROW.search(line):

@@ -55,10 +55,10 @@ def local_sgd():
     off = train_by(accelerator, lambda one, model: ScheduleLocalSGD(one, model, pairs(), enabled=False))
     try:
         ScheduleLocalSGD(SimpleNamespace(distributed_type=DistributedType.FSDP), network(), pairs())
-        said = ""
+        message = ""
     except InputError as error:
-        said = str(error)
-    report(theirs=theirs, ours=ours, grouped=grouped, by_hand=by_hand(pairs()), off=off, said=said)
+        message = str(error)
+    report(theirs=theirs, ours=ours, grouped=grouped, by_hand=by_hand(pairs()), off=off, message=message)
 
 
 SCENARIOS = {"local sgd": (4, local_sgd)}

@@ -174,8 +174,8 @@ def launch_workers(work, **options):
     output = io.StringIO()
     code = launch(work, threads=1, output=output, **{"num_workers": len(ALL)} | options)
     text = output.getvalue()
-    said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
-    return code, {one["rank"]: one for one in said}, text
+    reports = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
+    return code, {one["rank"]: one for one in reports}, text
 
 
 def report(**facts):
@@ -183,17 +183,17 @@ def report(**facts):
 
 
 class Ended:
-    def __init__(self, code, said, text):
-        self.code, self.said, self.text = code, said, text
-        self.own = {rank: one["own"] for rank, one in said.items()}
+    def __init__(self, code, reports, text):
+        self.code, self.reports, self.text = code, reports, text
+        self.own = {rank: one["own"] for rank, one in reports.items()}
         """Each worker's model before `finish()`, by rank."""
-        self.begun = {one["begun"] for one in said.values()}
+        self.begun = {one["begun"] for one in reports.values()}
         """The steps from which workers continued."""
 
     @property
     def views(self):
         """The membership as workers heard it: (the turn after which it holds, members)."""
-        return [(after, tuple(members)) for after, members in next(iter(self.said.values()))["views"]]
+        return [(after, tuple(members)) for after, members in next(iter(self.reports.values()))["views"]]
 
     def members(self, turn):
         return next(members for after, members in reversed(self.views) if after <= turn)
@@ -204,10 +204,10 @@ class Ended:
     @property
     def joined(self):
         """(rank, turn, donor) of all workers that joined; a view may lose a worker and take it back."""
-        said = r"(worker \d(?: and worker \d)*) joined in round (\d+)(?: \(fragment (\d)\))? with the state "
+        pattern = r"(worker \d(?: and worker \d)*) joined in round (\d+)(?: \(fragment (\d)\))? with the state "
         return [
             (int(rank), 2 * int(round_) + int(fragment) if fragment else int(round_), int(donor))
-            for names, round_, fragment, donor in re.findall(said + r"of worker (\d), and all", self.text)
+            for names, round_, fragment, donor in re.findall(pattern + r"of worker (\d), and all", self.text)
             for rank in re.findall(r"\d", names)
         ]
 
@@ -218,7 +218,7 @@ class Ended:
 
     def all_ended_equal(self, steps):
         """Return whether all workers hold the same model after `finish()`, after this many steps."""
-        ends = [(one["end"], one["steps"]) for one in self.said.values()]
+        ends = [(one["end"], one["steps"]) for one in self.reports.values()]
         return all(end == (ends[0][0], steps) for end in ends)
 
 
@@ -395,17 +395,17 @@ def replayed_by_steps(members_of, survivors, *, worker_steps, rounds, joins=None
     """
     models = {rank: np.array(start_of(size)) for rank in range(len(worker_steps))}
     for round_ in range(rounds):
-        members, brought = members_of(round_), {}
+        members, sent = members_of(round_), {}
         mean_steps = np.mean([worker_steps[rank] for rank in members])
         for rank, model in models.items():
             steps = range(round_ * worker_steps[rank], (round_ + 1) * worker_steps[rank])
             progress = sum(-RATE * np.array(gradient(rank, step, size)) for step in steps)
-            brought[rank] = model + progress * mean_steps / worker_steps[rank]
+            sent[rank] = model + progress * mean_steps / worker_steps[rank]
         for rank, (joined, donor) in (joins or {}).items():
             if joined == round_:
                 last = -RATE * np.array(gradient(rank, (round_ + 1) * worker_steps[rank] - 1, size))
-                given = models[donor] + (brought[donor] - models[donor]) * worker_steps[donor] / mean_steps
-                brought[rank] = given + last * (mean_steps if worker_steps[rank] == 1 else 1)
-        mean = np.mean([brought[rank] for rank in members], axis=0)
-        models = {rank: mean if rank in members else brought[rank] for rank in models}
+                given = models[donor] + (sent[donor] - models[donor]) * worker_steps[donor] / mean_steps
+                sent[rank] = given + last * (mean_steps if worker_steps[rank] == 1 else 1)
+        mean = np.mean([sent[rank] for rank in members], axis=0)
+        models = {rank: mean if rank in members else sent[rank] for rank in models}
     return {rank: models[rank].tolist() for rank in survivors}

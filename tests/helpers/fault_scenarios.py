@@ -164,7 +164,7 @@ def killed_at_start(stage):
         pause_or_kill(signal.SIGKILL)
     if rank() == 2 and stage == "handshake":
         note = config_handshake.publish_stage
-        config_handshake.publish_stage = lambda *said: (note(*said), pause_or_kill(signal.SIGKILL))
+        config_handshake.publish_stage = lambda *arguments: (note(*arguments), pause_or_kill(signal.SIGKILL))
     if rank() == 3 and stage == "handshake":
         time.sleep(2.0)  # so that the handshake is under way
     if stage == "connecting":

@@ -198,9 +198,9 @@ def all_gather_json(ranks, act):
             return f"{type(error).__name__}: {error}"
         return ""
 
-    said = ranks.run(4, run)
-    assert len(set(said)) == 1, said
-    return said[0]
+    results = ranks.run(4, run)
+    assert len(set(results)) == 1, results
+    return results[0]
 
 
 def part_of(data, rank, num_workers=4):

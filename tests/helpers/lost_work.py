@@ -92,12 +92,12 @@ def full_trace_disk():
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
     def loop():
-        with warnings.catch_warnings(record=True, action="always") as said:
+        with warnings.catch_warnings(record=True, action="always") as caught:
             optimizer.finish()
             optimizer.run.reducer.recorder.dump("again")
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         torch.save(model.state_dict(), Path(os.environ["TRACE"], f"saved-{rank()}"))
-        report(warnings=[str(one.message) for one in said], finished=optimizer.ending.is_finished)
+        report(warnings=[str(one.message) for one in caught], finished=optimizer.ending.is_finished)
 
     reporting(loop)
 

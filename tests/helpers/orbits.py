@@ -51,7 +51,7 @@ class Facts:
         system, known = search.system, {}
         width = system.size + len(system.channels)
         for state in search.states:
-            told = [self.number(("left", (), state[width:]))]
+            facts = [self.number(("left", (), state[width:]))]
             for place, content in enumerate(state[:width]):
                 if (place, content) not in known:
                     found = (
@@ -60,8 +60,8 @@ class Facts:
                         else self.channel(system, system.channels[place - system.size], content)
                     )
                     known[place, content] = tuple(map(self.number, found))
-                told += known[place, content]
-            yield frozenset(told)
+                facts += known[place, content]
+            yield frozenset(facts)
 
     def channel(self, system, ends, content):
         messages = system.content(content)
@@ -73,27 +73,29 @@ class Facts:
         if not isinstance(local, HopState):
             waits = (v, local.waits_for) if local.waits_for >= 0 else (v,)
             return [("waits", waits, None), ("asked by", (v, *local.askers), None)]
-        told = [("step", (v,), (local.step, local.stage))]
-        told += [("queue", (v, u), bits) for u, bits in zip(self.graph.sources[v], local.updates, strict=True)]
-        told += [("fresh", (v, u), new) for u, new in zip(self.graph.sources[v], local.fresh, strict=bool(local.fresh))]
+        facts = [("step", (v,), (local.step, local.stage))]
+        facts += [("queue", (v, u), bits) for u, bits in zip(self.graph.sources[v], local.updates, strict=True)]
+        facts += [
+            ("fresh", (v, u), new) for u, new in zip(self.graph.sources[v], local.fresh, strict=bool(local.fresh))
+        ]
         for what, values in (("tokens", local.tokens), ("acked", local.acked)):
-            told += [(what, (v, u), value) for u, value in zip(self.graph.targets[v], values, strict=bool(values))]
-        return told
+            facts += [(what, (v, u), value) for u, value in zip(self.graph.targets[v], values, strict=bool(values))]
+        return facts
 
 
 def fold_problem(machine, graph, labels, network):
     """Return what is wrong with a machine's folded states; None if they are one state of each orbit."""
-    told = Facts(graph, renamings(graph, labels))
-    states, orbit_of, orbits = set(told.of(search(machine, network, symmetry=False))), {}, 0
+    facts = Facts(graph, renamings(graph, labels))
+    states, orbit_of, orbits = set(facts.of(search(machine, network, symmetry=False))), {}, 0
     for state in states:
         if state not in orbit_of:
-            for index in range(len(told.group)):
-                image = told.renamed(state, index)
+            for index in range(len(facts.group)):
+                image = facts.renamed(state, index)
                 if image not in states:
                     return "a renamed state is none that can be reached"
                 orbit_of[image] = orbits
             orbits += 1
-    folded = [orbit_of.get(state) for state in told.of(search(machine, network, symmetry=True))]
+    folded = [orbit_of.get(state) for state in facts.of(search(machine, network, symmetry=True))]
     if None in folded:
         return "a folded state is none that can be reached"
     if sorted(folded) != list(range(orbits)):

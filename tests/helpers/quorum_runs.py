@@ -173,25 +173,25 @@ def quorum_problems(case, results):
                 counts = tuple(len(by_round[event.round][w]) for w in range(case.num_workers))
                 if event.numbers != counts:
                     found.append(f"segment {segment}: worker {rank} has {event.numbers} in round {event.round}")
-        for round_, brought in by_round.items():
-            for rank, numbers in brought.items():
+        for round_, passed in by_round.items():
+            for rank, numbers in passed.items():
                 ages = [round_ - weights[rank, number] for number in numbers]
                 if sync.bound is not None and max(ages, default=0) > sync.bound:
                     found.append(f"segment {segment}: round {round_} has a gradient {max(ages)} rounds old")
             on = all(any(later[w] for r, later in by_round.items() if r > round_) for w in range(case.num_workers))
-            come = sum(bool(numbers) for numbers in brought.values())
+            come = sum(bool(numbers) for numbers in passed.values())
             if on and come < sync.needed(case.num_workers):
                 found.append(f"segment {segment}: round {round_} has {come} workers")
     return found
 
 
-def delivered_in(case, brought, begins):
+def delivered_in(case, passed, begins):
     """Return the mean gradient of a round, shape (WIDTH,).
 
-    `brought` maps workers to the numbers of their gradients, which count from each worker's step `begins[worker]`.
+    `passed` maps workers to the numbers of their gradients, which count from each worker's step `begins[worker]`.
     """
     total = np.zeros(WIDTH)
-    for rank, numbers in brought.items():
+    for rank, numbers in passed.items():
         for number in numbers:
             push = case.push[rank, begins[rank] + number].copy()
             if (rank, begins[rank] + number) in case.absent:
@@ -206,7 +206,7 @@ def replay_steps(case, results):
     n = case.num_workers
     values, histories, begins = np.zeros((n, WIDTH)), [[] for _ in range(n)], [0] * n
     for segment in sorted(rounds):
-        delivered = {round_: delivered_in(case, brought, begins) for round_, brought in rounds[segment].items()}
+        delivered = {round_: delivered_in(case, passed, begins) for round_, passed in rounds[segment].items()}
         parts = [[[]] for _ in range(n)]  # of each worker, what it takes between two synchronizations
         for rank in range(n):
             for event in events[segment][rank]:

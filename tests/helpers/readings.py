@@ -86,13 +86,13 @@ def agree(raw):
     needs.
     """
     text = json.dumps(raw)
-    said, why = refusal(raw), ""
+    message, why = refusal(raw), ""
     try:
         schedule = parse_schedule(text)
     except PartreduceError as error:
         why = str(error)
     if why:
-        assert said or any(re.search(words, why) for words in NOT_ASKED), (text, why)
+        assert message or any(re.search(words, why) for words in NOT_ASKED), (text, why)
         return False
     again, strategy = dump_schedule(schedule), schedule.strategy
     found = checker.read_schedule(again)
@@ -100,8 +100,8 @@ def agree(raw):
     if not found.quorum:
         assert (found.averages_gradients, found.lag) == (strategy.averages_gradients, strategy.sync.lag), text
     is_canonical = json.dumps(unroll(raw), sort_keys=True) == json.dumps(unroll(again), sort_keys=True)
-    assert (said is None) == is_canonical, (text, said)
-    assert said is None or ONE_FORM in said, (text, said)
+    assert (message is None) == is_canonical, (text, message)
+    assert message is None or ONE_FORM in message, (text, message)
     if is_canonical:
         assert checker.read_schedule(json.loads(text)).sha256 == schedule_sha256(schedule)
     return True

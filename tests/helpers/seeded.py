@@ -8,7 +8,7 @@ from functools import partial
 from partreduce.schedulers.protocols.base import Received, Send
 
 
-def differing(original, kind, *, seen=None, left=None, told=None, instead=None):
+def differing(original, kind, *, seen=None, left=None, emits=None, instead=None):
     """Return a changed version of a method that has a state of class `kind` among its arguments.
 
     Args:
@@ -16,7 +16,7 @@ def differing(original, kind, *, seen=None, left=None, told=None, instead=None):
         kind: the class of states.
         seen: makes the state that the method gets, from the real one and the arguments after it.
         left: makes the resulting state, from the method's, the one before and the arguments after it.
-        told: makes the resulting actions, from the method's.
+        emits: makes the resulting actions, from the method's.
         instead: is called in place of the method, with the method and its arguments.
     """
     if instead is not None:
@@ -28,12 +28,12 @@ def differing(original, kind, *, seen=None, left=None, told=None, instead=None):
         if seen is not None:
             arguments = (*arguments[:place], seen(was, *rest), *rest)
         outcome = original(*arguments)
-        if left is None and told is None:
+        if left is None and emits is None:
             return outcome
         if not isinstance(outcome, tuple):
             return left(outcome, was, *rest)
         now, actions = outcome
-        return left(now, was, *rest) if left else now, told(actions) if told else actions
+        return left(now, was, *rest) if left else now, emits(actions) if emits else actions
 
     return change
 

@@ -263,13 +263,13 @@ def tensor_parallel():
     for name in ("allreduce", "allreduce, outer"):
         schedule = schedules(2)[name]
         found[name] = run(schedule, mesh, shard=parallel), reference(schedule, shape[:2], f"tp {name}")
-    said = ""
+    message = ""
     if shape[1] > 1:
         try:
             save_checkpoint(_wrap(parallel(mesh, network()), mesh["dp_replicate"]), "/nowhere")
         except InputError as error:
-            said = str(error)
-    report(replica=mesh.get_coordinate()[0], found=found, said=said)
+            message = str(error)
+    report(replica=mesh.get_coordinate()[0], found=found, message=message)
 
 
 SAVED = ("static", "static, late", "allreduce, outer", "allreduce, pipeline")
@@ -419,13 +419,13 @@ REFUSALS = {
 
 
 def refusals():
-    mesh, said = mesh_of((2, 2)), {}
+    mesh, messages = mesh_of((2, 2)), {}
     for name, wrong in REFUSALS.items():
         try:
             wrong(mesh)
         except InputError as error:
-            said[name] = str(error)
-    report(said=said)
+            messages[name] = str(error)
+    report(messages=messages)
 
 
 SCENARIOS = {

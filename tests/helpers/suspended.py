@@ -128,8 +128,8 @@ class Job:
                 time.sleep(0.01)
             codes[role] = os.waitstatus_to_exitcode(ended[1])
         self.output.seek(0)
-        said = self.output.read().decode(errors="replace")
-        return {"suspended": self.was_suspended, "codes": codes, "output": said}
+        output = self.output.read().decode(errors="replace")
+        return {"suspended": self.was_suspended, "codes": codes, "output": output}
 
 
 def _wait_until_stopped(pid):
@@ -194,13 +194,13 @@ def start_room(job):
         box.close()
 
     def other():
-        came, all_came = [], threading.Event()
+        arrived, all_came = [], threading.Event()
 
         def deliver(message):
-            if not came:
+            if not arrived:
                 stop_oneself()
-            came.append(message.numbers)
-            if len(came) == 12:
+            arrived.append(message.numbers)
+            if len(arrived) == 12:
                 all_came.set()
 
         store = connect(job.store.port)
@@ -218,11 +218,11 @@ def start_message(job):
     job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
     def waiter():
-        came = []
-        box = Mailbox(connect(job.store.port), 0, "m", came.append, max_bytes=1_000, timeout=job.timeout)
+        arrived = []
+        box = Mailbox(connect(job.store.port), 0, "m", arrived.append, max_bytes=1_000, timeout=job.timeout)
         box.start()
         box.send(1, "hello")
-        box.wait_until(lambda: bool(came), Signs(), (1,), None)
+        box.wait_until(lambda: bool(arrived), Signs(), (1,), None)
         box.close()
 
     def other():
@@ -245,7 +245,7 @@ def start_message(job):
 def start_store(job):
     """Let the waiter send requests to a store whose server is stopped."""
     reading, writing = os.pipe()
-    asked, asks = os.pipe()  # its end is the waiter's
+    requested, asks = os.pipe()  # its end is the waiter's
 
     def other():
         store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -255,7 +255,7 @@ def start_store(job):
             time.sleep(0.01)
         stop_oneself()
         os.close(asks)
-        os.read(asked, 1)
+        os.read(requested, 1)
 
     def waiter():
         store = connect(int(os.read(reading, 16)))

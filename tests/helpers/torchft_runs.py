@@ -187,16 +187,16 @@ def check_errors():
         ),
         "asynchronous": (late, schedule()),
     }
-    said = {}
+    messages = {}
     for name, (one, its) in cases.items():
         try:
             TorchftSchedule(one.manager, one.model, one.optimizer, its)
         except InputError as error:
-            said[name] = str(error)
+            messages[name] = str(error)
     for one in (replica, late):
         one.manager.shutdown(wait=False)
     lighthouse.shutdown()
-    return said
+    return messages
 
 
 def main():

@@ -86,8 +86,8 @@ def test_outer_consensus_agrees_between_prover_checker_and_simulation():
             assert "outer-consensus" in confirm(raw, certificate)
             assert is_true(consensus_entry(certificate), raw)
         stated = {fact.name: fact.numbers for fact in checker.facts(checker.read_schedule(raw))}
-        told = {one.claim: one.numbers for one in proof.claims if one.numbers is not None}
-        assert stated == told
+        notified = {one.claim: one.numbers for one in proof.claims if one.numbers is not None}
+        assert stated == notified
         seen[claim.status.value] += 1
     assert min(seen.values()) > 30, seen
 

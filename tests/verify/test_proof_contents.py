@@ -42,9 +42,9 @@ def test_bounds_are_rounded_up_by_less_than_one_digit(power):
     for _ in range(2000):
         digits = draw.choice((2, 3, 4, 6, 9))
         value = Fraction(draw.randrange(1, 10**9), 10 ** draw.randrange(19)) + Fraction(1, draw.randrange(1, 10**6))
-        said = Fraction(upper(value, digits, power=power))
-        assert said**power >= value
-        assert (said * (1 - Fraction(1, 10 ** (digits - 1)))) ** power < value, "one digit less is below"
+        rounded = Fraction(upper(value, digits, power=power))
+        assert rounded**power >= value
+        assert (rounded * (1 - Fraction(1, 10 ** (digits - 1)))) ** power < value, "one digit less is below"
     assert [upper(Fraction(one), 4) for one in ("1/3", "1/4", "0", "1", "62500066/1000000000", "2/3")] == [
         "0.3334", "0.25", "0", "1", "0.06251", "0.6667",
     ]  # fmt: skip
@@ -122,12 +122,12 @@ def test_sentences_keep_the_clauses_whose_conditions_hold():
         ".",
     )
     wide, narrow = (Schedule("x", Cluster.regular(1, n), AllReduce()) for n in (4, 2))
-    said = [
+    messages = [
         format_sentence(sentence, schedule, {"count": count}, lambda _, n: {"what": f"item{n['count']}"})
         for schedule in (wide, narrow)
         for count in (1, 2)
     ]
-    assert said == ["x has 1 item1.", "x has 2 item2s each.", "x has 1 item1.", "x has 2 item2s."]
+    assert messages == ["x has 1 item1.", "x has 2 item2s each.", "x has 1 item1.", "x has 2 item2s."]
 
 
 def test_caveats_follow_only_proved_claims():
@@ -155,12 +155,12 @@ def test_matrix_claims_mention_codec_rounding():
 
 
 def test_deadlock_freedom_explains_concurrent_operations():
-    said = prove(SCHEDULES["pipeline"])["deadlock-free"].explanation
-    assert "Up to 2 of them are in flight at once" in said
-    assert "cut into pieces that all workers start in the same order" in said
-    assert "One thread carries out its stages in this order" in said
-    said = prove(SCHEDULES["allreduce"])["deadlock-free"].explanation
-    assert not any(word in said for word in ("in flight", "pieces", "thread"))
+    explanation = prove(SCHEDULES["pipeline"])["deadlock-free"].explanation
+    assert "Up to 2 of them are in flight at once" in explanation
+    assert "cut into pieces that all workers start in the same order" in explanation
+    assert "One thread carries out its stages in this order" in explanation
+    explanation = prove(SCHEDULES["allreduce"])["deadlock-free"].explanation
+    assert not any(word in explanation for word in ("in flight", "pieces", "thread"))
 
 
 @pytest.mark.parametrize("strategy", ON_REQUEST)

@@ -54,10 +54,10 @@ def check_alone(folder, schedule):
     lines = result.stdout.splitlines()
     assumed = {line for line in lines if line.startswith("assumed for ")}
     assert assumed == {f"assumed for {claim.claim}: {claim.assumes}" for claim in proof.claims if claim.assumes}
-    said = {tuple(line.split(":")[:2]) for line in lines if line not in assumed}
+    printed = {tuple(line.split(":")[:2]) for line in lines if line not in assumed}
     kinds = {Status.PROVED: " proved", Status.FACT: " fact", Status.FOLLOWS: " follows from the protocol's rules"}
-    assert said == {(claim.claim, kinds[claim.status]) for claim in proof.claims if claim.holds}
-    return [name for name, _ in said]
+    assert printed == {(claim.claim, kinds[claim.status]) for claim in proof.claims if claim.holds}
+    return [name for name, _ in printed]
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4, 6, 250_000])
@@ -192,7 +192,7 @@ def test_phase_functions_with_contradictions_are_refuted(function, workers, peri
     assert words in proof["membership"].explanation
 
 
-@pytest.mark.parametrize(("function", "said"), [
+@pytest.mark.parametrize(("function", "message"), [
     (lambda w, s, c: 1 / 0, "raised ZeroDivisionError"),
     (lambda w, s, c: sys.exit(0), "raised SystemExit: 0"),
     (lambda w, s, c: (_ for _ in ()).throw(ValueError("one\ntwo")), "raised ValueError: one two"),
@@ -200,13 +200,13 @@ def test_phase_functions_with_contradictions_are_refuted(function, workers, peri
     (lambda w, s, c: {w, "x"}, "TypeError"),
     (lambda w, s, c: {w, 2.5}, "plain integers"),
 ])  # fmt: skip
-def test_failing_phase_function_raises_input_error(function, said):
-    check_error(InputError, said, prove_function, function, Cluster.regular(4, 1), 1, "f")
+def test_failing_phase_function_raises_input_error(function, message):
+    check_error(InputError, message, prove_function, function, Cluster.regular(4, 1), 1, "f")
 
 
-@pytest.mark.parametrize(("period", "said"), [(0, "at least 1 step"), (10**7, "evaluations; at most")])
-def test_invalid_period_raises_input_error(period, said):
-    check_error(InputError, said, prove_function, ring_pairs, Cluster.regular(8, 1), period, "f")
+@pytest.mark.parametrize(("period", "message"), [(0, "at least 1 step"), (10**7, "evaluations; at most")])
+def test_invalid_period_raises_input_error(period, message):
+    check_error(InputError, message, prove_function, ring_pairs, Cluster.regular(8, 1), period, "f")
 
 
 def test_embedded_certificate_must_match_its_schedule():

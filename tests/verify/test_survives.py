@@ -69,8 +69,8 @@ def test_survives_covers_only_group_averages_with_codecs_and_outer_steps(options
     assert proof.verdict is Status.PROVED
     assert "survives" in confirm_claims(schedule, proof.certificate)
     (claim,) = (claim for claim in proof.claims if claim.claim == "survives")
-    said = "This speaks of exact averages" if "transport" in options else "Outer steps move all workers equally"
-    assert said in claim.explanation
+    sentence = "This speaks of exact averages" if "transport" in options else "Outer steps move all workers equally"
+    assert sentence in claim.explanation
 
 
 def test_claims_that_a_failure_can_break_are_marked_before_failure():

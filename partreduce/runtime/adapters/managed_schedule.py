@@ -119,7 +119,7 @@ class _Part:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], outer: OuterStep) -> None:
         self._outer = outer
-        self._alike = [
+        self._by_device_and_dtype = [
             [p for p in parameters if (p.device, p.dtype) == key]
             for key in dict.fromkeys((p.device, p.dtype) for p in parameters)
         ]
@@ -129,7 +129,7 @@ class _Part:
         )
 
     def _values(self) -> list[torch.Tensor]:
-        return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
+        return [torch.cat([p.detach().reshape(-1) for p in same]) for same in self._by_device_and_dtype]
 
     def moved(self) -> list[torch.Tensor]:
         """Return flat tensors to all-reduce: parameters or, for outer steps, their change since the last one."""
@@ -140,12 +140,12 @@ class _Part:
 
     def take(self, means: list[torch.Tensor]) -> None:
         """Set the parameters to `means`, or to the result of an outer step by the mean changes `means`."""
-        for index, (mean, alike) in enumerate(zip(means, self._alike, strict=True)):
+        for index, (mean, same) in enumerate(zip(means, self._by_device_and_dtype, strict=True)):
             if self._outer_params:
                 outer_step(self._outer, mean, self._momenta[index] if self._momenta else None, None)
                 mean.copy_(self._outer_params[index].add_(mean))
-            values = torch.split(mean, [p.numel() for p in alike])
-            for parameter, value in zip(alike, values, strict=True):
+            values = torch.split(mean, [p.numel() for p in same])
+            for parameter, value in zip(same, values, strict=True):
                 parameter.detach().copy_(value.view_as(parameter))
 
     def state(self) -> State:

@@ -249,12 +249,12 @@ class OptimizerStepper:
 
     def _known_loss(self, loss: Any) -> Callable[[], Any]:  # noqa: ANN401 - what the closure returned
         """Return a closure that returns the known `loss`; InputError if called twice or after a change of the model."""
-        begun, asked = self._versions(), 0
+        begun, calls = self._versions(), 0
 
         def closure() -> Any:  # noqa: ANN401 - as above
-            nonlocal asked
-            asked += 1
-            if asked > 1 or self._versions() != begun:
+            nonlocal calls
+            calls += 1
+            if calls > 1 or self._versions() != begun:
                 raise InputError(
                     f"optimizer: {type(self.optimizer).__name__} evaluates its closure several times, or after it has "
                     "changed the model, and this schedule averages the gradients of one evaluation before the step; "

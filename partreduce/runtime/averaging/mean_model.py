@@ -121,7 +121,7 @@ def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: 
     heartbeat, rank = reducer.heartbeat, reducer.world.rank
     notes = Notes(reducer.world.store, f"{place}/{reducer.key}")
     notes.write(str(rank), mine)
-    said, waiting = {rank: mine}, [member for member in operation.members if member != rank]
+    gathered, waiting = {rank: mine}, [member for member in operation.members if member != rank]
     heartbeat.doing(f"entered {operation}", waiting)
 
     def why() -> str | None:
@@ -131,9 +131,9 @@ def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: 
 
     wait = Wait(heartbeat, waiting, reducer.timeout, why=why)
     while waiting:
-        came = {member: note for member in waiting if (note := notes.read(str(member))) is not None}
-        said |= came
-        waiting = [member for member in waiting if member not in came]
+        arrived = {member: note for member in waiting if (note := notes.read(str(member))) is not None}
+        gathered |= arrived
+        waiting = [member for member in waiting if member not in arrived]
         if waiting:
             wait.set_members(waiting)
             try:
@@ -142,7 +142,7 @@ def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: 
                 apart = heartbeat.not_in_gathering(operation.members, operation.round)
                 raise PeerTimeoutError(str(late) if apart is None else f"{apart} (it {late})") from None
             time.sleep(POLL_SECONDS)
-    return said
+    return gathered
 
 
 ADVICE = "call load_state_dict() on all workers at the same round, or on none"
@@ -162,11 +162,11 @@ def common_start(
     with reducer.recorded("reference", step, round_, members, num_bytes) as operation, gathering:
         # Hashing would make the host wait for the GPU, and GPU links are fast enough to always send.
         digest = "" if reducer.streams.runs_ahead else digest_of(arrays)
-        said = monitored_barrier(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
-        for rank, text in said.items():
+        gathered = monitored_barrier(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
+        for rank, text in gathered.items():
             if (theirs := text.partition(" ")[0]) != str(round_):
                 raise PeerGoneError(f"worker {rank} begins again in round {theirs} and this one in round {round_}")
-        all_equal = len(set(said.values())) == 1 and bool(digest)
+        all_equal = len(set(gathered.values())) == 1 and bool(digest)
         everyone = reducer.world.communicator(members)
         for array in arrays:
             if len(array) and not all_equal:

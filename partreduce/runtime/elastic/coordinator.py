@@ -153,7 +153,7 @@ class Coordinator(FailureRule[P]):
         self._deaths = Notes(store, DEATHS, own_server=True)
         self._seen, self._has_begun = dict[str, int](), False
         self._lease = Deadline(float("inf"))
-        self._asked: dict[int, str] = {}
+        self._join_requests: dict[int, str] = {}
         """Last request to join of each restarted worker, by rank, so that the launcher handles each request once."""
 
     @property
@@ -198,7 +198,7 @@ class Coordinator(FailureRule[P]):
             self._read()
         if self._state.is_open and self._lease.is_over and any(self._state.votes):
             self._handle(Expire())
-        while self._state.told < len(self._state.log):
+        while self._state.num_published < len(self._state.log):
             self._handle(Publish())
         if self._state.left:
             for rank in set(range(len(self._workers))).difference(self._state.view.members, self._state.left):
@@ -222,12 +222,12 @@ class Coordinator(FailureRule[P]):
             if is_awaited and (text := self._notes.read(f"vote/{generation}/{worker}")) is not None:
                 place, prepared, stands, blank = json.loads(text)
                 self._handle(Received(worker, Vote(generation, tuple(place), tuple(prepared), stands, blank)))
-            asked = self._notes.read(f"{JOIN}/{worker}") if some_ask else None
-            if asked is not None and self._asked.get(worker) != asked:
-                self._asked[worker] = asked
+            requested = self._notes.read(f"{JOIN}/{worker}") if some_ask else None
+            if requested is not None and self._join_requests.get(worker) != requested:
+                self._join_requests[worker] = requested
                 self._handle(Received(worker, Join()))
                 if not self._state.view.members:  # the run has ended, and no later view answers
-                    self._notes.write(f"{ANSWER}/{worker}/{asked}", str(self._state.view.generation))
+                    self._notes.write(f"{ANSWER}/{worker}/{requested}", str(self._state.view.generation))
 
     def _is_new(self, kind: str) -> bool:
         known, self._seen[kind] = self._seen.get(kind, 0), self._notes.count(kind)
@@ -241,7 +241,7 @@ class Coordinator(FailureRule[P]):
         if state.is_open and not was.is_open:
             self._lease = Deadline(float(self._facts()["timeout"]))
             self._open(state.view.generation + 1)
-        published, asked = set[int](), was.joining
+        published, requested = set[int](), was.joining
         for action in actions:
             match action:
                 case Note(("fenced", int(rank))):
@@ -254,8 +254,8 @@ class Coordinator(FailureRule[P]):
                     if view.generation not in published:
                         published.add(view.generation)
                         self._publish(view)
-                    if to in asked or to in view.joined:
-                        self._notes.write(f"{ANSWER}/{to}/{self._asked[to]}", str(view.generation))
+                    if to in requested or to in view.joined:
+                        self._notes.write(f"{ANSWER}/{to}/{self._join_requests[to]}", str(view.generation))
 
     def _open(self, generation: int) -> None:
         self._notes.write(f"{OPEN}/{generation}", "1")

@@ -86,7 +86,7 @@ class Member(FixedMembership):
         self.called = 0  # generation of the last vote that this worker saw the launcher call
         self.commits_prepared = False
         self.notes = Notes(root_store(world.store), MEMBERSHIP)
-        self._asked = 0
+        self._num_join_requests = 0
         self.regroup = Regroup(world, schedule, key=key, timeout=timeout)
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
@@ -356,7 +356,7 @@ class Member(FixedMembership):
                 case Send(_, messages.Vote() as vote):
                     self._write(f"vote/{vote.generation}/{rank}", json.dumps(list(astuple(vote)[1:])))
                 case Send(_, messages.Join()):
-                    self._asked += 1
+                    self._num_join_requests += 1
                     self._write(f"{JOIN}/{rank}", self._question, JOIN)
                 case Send(_, messages.Left()):
                     self._write(f"{LEFT}/{rank}", "1", LEFT)
@@ -406,7 +406,7 @@ class Member(FixedMembership):
             pauses.sleep()
 
     def ask_to_join(self) -> None:
-        time.sleep(min(LONGEST_PAUSE, 0.25 * 2**self._asked) if self._asked else 0.0)
+        time.sleep(min(LONGEST_PAUSE, 0.25 * 2**self._num_join_requests) if self._num_join_requests else 0.0)
         self.handle(messages.Knock())
         self._receive(self._await_answer())
 
@@ -428,7 +428,7 @@ class Member(FixedMembership):
     @property
     def _question(self) -> str:
         """Identifier of this worker's current request to join; no other process of this rank has used it."""
-        return f"{os.environ[RESTARTED]}.{self._asked}"
+        return f"{os.environ[RESTARTED]}.{self._num_join_requests}"
 
     def _recover(self, broken: _BrokenError) -> None:
         self.commits_prepared = False

@@ -208,7 +208,7 @@ class GeneratorClient:
                 self._changed.notify_all()
 
     def _loop(self, send: SendMessage) -> None:
-        asked = beaten = time.monotonic()
+        requested = beat_at = time.monotonic()
         while not self._closing:
             self._endpoint.is_readable(min(POLL_SECONDS, self._retry / 2))
             with self._changed:
@@ -216,21 +216,25 @@ class GeneratorClient:
                 state = self._state
             now = time.monotonic()
             if outgoing:
-                asked = now
-            elif state is not None and state.stage in (protocol.ASKED, protocol.GRANTED) and now - asked > self._retry:
-                outgoing, asked = [self._message(state.ask)], now  # also while granted: a `Void` may be lost
-            elif now - beaten > self._beat:
+                requested = now
+            elif (
+                state is not None
+                and state.stage in (protocol.ASKED, protocol.GRANTED)
+                and now - requested > self._retry
+            ):
+                outgoing, requested = [self._message(state.ask)], now  # also while granted: a `Void` may be lost
+            elif now - beat_at > self._beat:
                 outgoing = [self._message(None)]
             if outgoing:
-                beaten = now
+                beat_at = now
             for message in outgoing:
                 send(message)
-            while (came := self._endpoint.read()) is not None:
-                self._take(came)
+            while (arrived := self._endpoint.read()) is not None:
+                self._take(arrived)
 
-    def _take(self, came: Received) -> None:
+    def _take(self, arrived: Received) -> None:
         try:
-            reply = messages.unpack_reply(came.kind, came.numbers)
+            reply = messages.unpack_reply(arrived.kind, arrived.numbers)
         except InputError:
             return  # not from a generator of this version; the request is repeated
         with self._changed:

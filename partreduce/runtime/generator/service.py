@@ -158,9 +158,9 @@ class GeneratorService:
         self._probe("before receive")
         outgoing: list[tuple[int, Any]] = []
         for _ in range(MAX_BATCH):
-            if (came := self._endpoint.read()) is None:
+            if (arrived := self._endpoint.read()) is None:
                 break
-            outgoing += self._handle(came)
+            outgoing += self._handle(arrived)
         self._probe("before commit")
         self._commit(outgoing)
 
@@ -175,16 +175,16 @@ class GeneratorService:
         if self._log is not None and self._log.size() > COMPACT_BYTES:
             self._compact()
 
-    def _handle(self, came: Received) -> list[tuple[int, Any]]:
+    def _handle(self, arrived: Received) -> list[tuple[int, Any]]:
         try:
-            message = self._check(came)
+            message = self._check(arrived)
         except InputError as error:
-            self._endpoint.reply(came.route, came.source, *messages.pack_reply(messages.Rejection(str(error))))
+            self._endpoint.reply(arrived.route, arrived.source, *messages.pack_reply(messages.Rejection(str(error))))
             return []
         rank, patience = message.rank, message.patience / 1000
         if patience:
             self._patience[rank] = patience
-        self._routes[rank] = came.route
+        self._routes[rank] = arrived.route
         self._parted.discard(rank)
         if self.state.status[rank] != DEAD:
             self._seen[rank] = self._clock()
@@ -198,10 +198,10 @@ class GeneratorService:
             return [(rank, messages.Lease(self._dead, math.ceil(1000 * self.lease_of(rank))))]
         return self._sends(self._stage({"ask": [rank, *messages.plain_ask(message.ask)]}))
 
-    def _check(self, came: Received) -> messages.FromWorker:
-        if came.payload:
+    def _check(self, arrived: Received) -> messages.FromWorker:
+        if arrived.payload:
             raise InputError("message: is not one frame")
-        message = messages.unpack_request(came.source, came.kind, came.numbers, self.setting.num_workers)
+        message = messages.unpack_request(arrived.source, arrived.kind, arrived.numbers, self.setting.num_workers)
         if self.sessions.get(message.rank, message.session) != message.session:
             raise InputError(f"rank {message.rank}: belongs to another process of this job")
         patience = message.patience / 1000

@@ -183,7 +183,7 @@ class Guard(Facts):
     @contextlib.contextmanager
     def comparing_models(self) -> Iterator[None]:
         """Warn once if an average over all workers, run in the context, changes models that should already be equal."""
-        expected = self.averages_gradients and not self.engine.differs and "models part" not in self.said
+        expected = self.averages_gradients and not self.engine.differs and "models part" not in self.given
         before = sample_of(self.flat) if expected else []
         yield
         if before:

@@ -115,7 +115,7 @@ def run_checks(moment: Moment, *facts: object) -> None:
 
 def checks_always() -> bool:
     """Return whether `PARTREDUCE_CHECK=always` is set: all checks run in every step. InputError for other values."""
-    asked = os.environ.get(CHECK, "")
-    if asked not in ("", "always"):
-        raise InputError(f"{CHECK}: expected 'always', got {asked!r}; set it to that, or unset it")
-    return asked == "always"
+    value = os.environ.get(CHECK, "")
+    if value not in ("", "always"):
+        raise InputError(f"{CHECK}: expected 'always', got {value!r}; set it to that, or unset it")
+    return value == "always"

@@ -56,7 +56,7 @@ class Facts(Layout):
         self.averages_gradients = run.traits.averages_gradients
         self.steps = 0  # steps started since wrapping
         self.skips = False  # whether the current step is skipped
-        self.said: set[str] = set()  # warnings already given
+        self.given: set[str] = set()  # warnings already given
         self.averaged_elsewhere = False  # whether a forward pass ran inside a DistributedDataParallel
         self.asks_for_checkpoint = False  # whether the script has called load_checkpoint()
         self.loads = self.known_loads = 0  # loads of the model or a submodule; how many of them are correct
@@ -74,8 +74,8 @@ class Facts(Layout):
         self.has_stepped = False
 
     def once(self, what: str) -> bool:
-        is_new = what not in self.said
-        self.said.add(what)
+        is_new = what not in self.given
+        self.given.add(what)
         return is_new
 
     def frozen_now(self) -> dict[str, str]:
@@ -150,7 +150,7 @@ def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
 def live_model_used(facts: Facts, what: str) -> Found:
     """Whether the model or a submodule is evaluated or saved (how: `what`) while it may differ from the mean model."""
     step = facts.run.progress.step
-    is_own = step and "own model" not in facts.said and facts.engine.differs and facts.once("own model")
+    is_own = step and "own model" not in facts.given and facts.engine.differs and facts.once("own model")
     return {"step": step, "what": what, "rank": facts.rank} if is_own else None
 
 
@@ -310,8 +310,8 @@ def means_changed_by_join_alone(facts: Facts) -> Found:
 def models_begin_apart(facts: Facts) -> Found:
     """With `initial='keep'` and averaged gradients: whether the hashes of the workers' models differ."""
     compare, facts.starts = facts.starts, None
-    said = compare() if compare is not None else []
-    return next(({"rank": rank} for rank, one in enumerate(said) if one != said[0]), None)
+    gathered = compare() if compare is not None else []
+    return next(({"rank": rank} for rank, one in enumerate(gathered) if one != gathered[0]), None)
 
 
 @check(

@@ -192,8 +192,8 @@ class Follower:
         key = key_of(self.run_id)
         match connection.next(until):
             case ["partreduce", int(version), str(nonce)] if version == VERSION:
-                said = [self.rank, self.num_workers, dict(self.facts), connection.nonce]
-                connection.send("join", *said, derive_key(key, "join", nonce, *said))
+                fields = [self.rank, self.num_workers, dict(self.facts), connection.nonce]
+                connection.send("join", *fields, derive_key(key, "join", nonce, *fields))
             case None if "no launcher" not in connection.problem:
                 return False
             case _:

@@ -67,13 +67,13 @@ def end_groups(groups: Collection[int]) -> None:
 def _end(left: Callable[[], list[int]], send: Callable[[int, int], None]) -> None:
     """Send SIGTERM, later SIGKILL, by `send(id, signal)` to all processes or groups that `left` returns."""
     start, number = time.monotonic(), signal.SIGTERM
-    asked: set[int] = set()
+    signaled: set[int] = set()
     while (targets := left()) and time.monotonic() < start + 2 * ASKED_SECONDS:
         if number is signal.SIGTERM and time.monotonic() > start + ASKED_SECONDS:
-            number, asked = signal.SIGKILL, set()
+            number, signaled = signal.SIGKILL, set()
         for target in targets:
-            if target not in asked:
-                asked.add(target)
+            if target not in signaled:
+                signaled.add(target)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     send(target, number)
                     send(target, signal.SIGCONT)  # a stopped process gets other signals only when it continues

@@ -125,8 +125,8 @@ class KeepaliveSockets:
         """Record that a worker's process is gone, unless that worker or the launcher records its end within 0.5 s."""
         end = time.monotonic() + LAST_WORD_SECONDS
         while time.monotonic() < end:
-            said = any(self._last_words.read(f"{kind}/{rank}") is not None for kind in LAST_WORDS)
-            if said or self._deaths.of(rank) is not None:
+            has_word = any(self._last_words.read(f"{kind}/{rank}") is not None for kind in LAST_WORDS)
+            if has_word or self._deaths.of(rank) is not None:
                 return
             time.sleep(LAST_WORD_SECONDS / 4)
         self._closed.propose(

@@ -26,15 +26,15 @@ def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], tim
     """
     if world.rank == 0:
         try:
-            said = {"decision": decide()}
+            answer = {"decision": decide()}
         except PartreduceError as error:
-            said = {"problem": str(error), "kind": type(error).__name__}
-        Notes(world.store, prefix).write("says", json.dumps(said))
+            answer = {"problem": str(error), "kind": type(error).__name__}
+        Notes(world.store, prefix).write("says", json.dumps(answer))
     (text,) = gather_from_store(world, prefix, {"says": 0}, timeout, who=who)
-    told = json.loads(text)
-    if "problem" in told:
-        raise ABSENT.get(told["kind"], InputError)(told["problem"])
-    return told["decision"]
+    received = json.loads(text)
+    if "problem" in received:
+        raise ABSENT.get(received["kind"], InputError)(received["problem"])
+    return received["decision"]
 
 
 def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:
@@ -43,10 +43,10 @@ def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], tim
     `who` begins error messages. Raises PeerFailedError if a writer dies, UnavailableError after `timeout` seconds.
     """
     notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
-    said: dict[str, str] = {}
-    while missing := [key for key in writers if key not in said]:
-        said |= {key: text for key in missing if (text := notes.read(key)) is not None}
-        late = [rank for key, rank in writers.items() if key not in said]
+    gathered: dict[str, str] = {}
+    while missing := [key for key in writers if key not in gathered]:
+        gathered |= {key: text for key in missing if (text := notes.read(key)) is not None}
+        late = [rank for key, rank in writers.items() if key not in gathered]
         now = time.monotonic()
         if late and now > look:
             look = now + LOOK_SECONDS
@@ -55,4 +55,4 @@ def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], tim
         if late and deadline.is_over:
             raise UnavailableError(f"{who}: {format_workers(late)} said nothing within {timeout:g} s")
         time.sleep(POLL_SECONDS if late else 0)
-    return [said[key] for key in writers]
+    return [gathered[key] for key in writers]

@@ -158,12 +158,12 @@ def message_of(rank: int, seen: SampledRows | str) -> str:
     return json.dumps({"rows": seen.sizes, "batches": packed})
 
 
-def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """Return, by table, the mean fraction of its rows that a step looks up; `said` has each worker's `message_of`.
+def shares(gathered: list[str], cluster: Cluster) -> dict[str, RowAccess]:
+    """Return, by table, the mean fraction of its rows that a step looks up; `gathered` has each worker's `message_of`.
 
     Raises InputError for a worker's error, or if the workers' tables differ.
     """
-    texts = [json.loads(text) for text in said]
+    texts = [json.loads(text) for text in gathered]
     for text in texts:
         if "problem" in text:
             raise InputError(text["problem"])

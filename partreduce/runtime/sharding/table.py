@@ -253,11 +253,11 @@ class Table:
         """Return and forget the gradients of rows looked up in a backward pass, each row once; None if none were."""
         if not self.pending:
             return None
-        brought, self.pending = self.pending, []
-        rows = [landing.wait() for _, landing in brought]
+        passed, self.pending = self.pending, []
+        rows = [landing.wait() for _, landing in passed]
         if len(rows) == 1:
-            return Part(brought[0][0], rows[0])
-        return Part(torch.cat([ids for ids, _ in brought]), torch.cat(rows)).coalesced()
+            return Part(passed[0][0], rows[0])
+        return Part(torch.cat([ids for ids, _ in passed]), torch.cat(rows)).coalesced()
 
     def add(self, part: Part) -> None:
         """Add `part`, gradients summed over all workers, to the parameter's gradient, or their mean if `average`."""

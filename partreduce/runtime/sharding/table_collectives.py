@@ -89,55 +89,57 @@ class Call:
 
 @dataclass
 class CollectiveCalls:
-    """All workers' calls for one operation (`said`, as integers), and the number and `ids` of rows requested here."""
+    """All workers' calls for one operation (`encoded` as integers), and the number and `ids` of rows requested here."""
 
     members: tuple[int, ...]
-    said: torch.Tensor  # their calls as integers, int64 [members, LENGTH]
+    encoded: torch.Tensor  # their calls as integers, int64 [members, LENGTH]
     counts: torch.Tensor  # their counts for this worker, int64 [members, tables]
     ids: torch.Tensor | None = None  # rows that they request from this worker; None if sent separately
 
     @property
     def calls(self) -> Mapping[int, Call]:
-        return {rank: Call.read(row) for rank, row in zip(self.members, self.said, strict=True)}
+        return {rank: Call.read(row) for rank, row in zip(self.members, self.encoded, strict=True)}
 
     @cached_property
     def agreed(self) -> Call | None:
         """The operation that all workers start, of kind `ANY` if no worker has data left; None if they differ."""
-        first = self.said[0]
-        if bool((self.said[:, :SAME] == first[:SAME]).all()):
+        first = self.encoded[0]
+        if bool((self.encoded[:, :SAME] == first[:SAME]).all()):
             return Call.read(first)
-        said = [call for call in self.calls.values() if call.kind is not Kind.ANY]
-        if not all(call == said[0] for call in said):
+        gathered = [call for call in self.calls.values() if call.kind is not Kind.ANY]
+        if not all(call == gathered[0] for call in gathered):
             return None
-        return None if said[0].kind is Kind.WHOLE and len(said) < len(self.calls) else said[0]
+        return None if gathered[0].kind is Kind.WHOLE and len(gathered) < len(self.calls) else gathered[0]
 
     @property
     def without_data(self) -> Mapping[int, Call]:
-        kinds = zip(self.members, self.said[:, 0].tolist(), self.said, strict=True)
+        kinds = zip(self.members, self.encoded[:, 0].tolist(), self.encoded, strict=True)
         return {rank: Call.read(row) for rank, kind, row in kinds if kind == Kind.ANY}
 
     @property
     def longest(self) -> int:
         """The most rows that one member requests from another, or, for gradients, bytes that one sends to another."""
-        return int(self.said[:, LONGEST].max())
+        return int(self.encoded[:, LONGEST].max())
 
     @property
     def with_problem(self) -> int | None:
         """The lowest rank that reports a user's mistake; None if no worker does."""
-        return next((rank for rank, one in zip(self.members, self.said[:, PROBLEM].tolist(), strict=True) if one), None)
+        return next(
+            (rank for rank, one in zip(self.members, self.encoded[:, PROBLEM].tolist(), strict=True) if one), None
+        )
 
     def difference(self, tables: Sequence[str]) -> str:
         """Describe in one line, equal on all workers, which worker started another operation; for an error."""
-        said = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
-        usual = max(said.values(), key=list(said.values()).count)
+        gathered = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
+        usual = max(gathered.values(), key=list(gathered.values()).count)
         rule = (
             "tables are exchanged synchronously: all workers do the same lookups and backward passes in the same order"
         )
-        if all(call == usual for call in said.values()):
-            said = dict(self.calls)  # the only operation in which a worker without data takes no part
+        if all(call == usual for call in gathered.values()):
+            gathered = dict(self.calls)  # the only operation in which a worker without data takes no part
             rule = "all workers put whole tables together, so call state_dict() behind `with optimizer.join():`"
-        odd, theirs = next((rank, call) for rank, call in said.items() if call != usual)
-        rank = next(rank for rank, call in said.items() if call == usual)
+        odd, theirs = next((rank, call) for rank, call in gathered.items() if call != usual)
+        rank = next(rank for rank, call in gathered.items() if call == usual)
         return f"worker {odd} {theirs.words(tables)} while worker {rank} {usual.words(tables)}; {rule}"
 
 
@@ -224,7 +226,7 @@ class Wire:
         group: Communicator,
         call: Call,
         counts: torch.Tensor,
-        asked: torch.Tensor | None = None,
+        requested: torch.Tensor | None = None,
         *,
         brings: int = 0,
         mates: CollectiveCalls | None = None,
@@ -235,24 +237,24 @@ class Wire:
             group: communicator of the members.
             call: this worker's call.
             counts: 0 for a table that is not exchanged, else rows for the member plus 1; int64 [members, tables].
-            asked: numbers of the rows that a lookup requests, in order of members.
+            requested: numbers of the rows that a lookup requests, in order of members.
             brings: the most bytes that this worker will send to one member afterwards.
             mates: calls inside this node, if its rows were merged; they are passed on to `group`.
         """
         room = self._rooms.setdefault(group.members, _Room())
-        said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
-        said[:, LONGEST] = 0
-        said[0, LONGEST] = brings
-        calls = said.numel()
+        gathered = call.numbers()[None] if mates is None or group is self.everyone else mates.encoded.clone()
+        gathered[:, LONGEST] = 0
+        gathered[0, LONGEST] = brings
+        calls = gathered.numel()
         written = calls + counts.shape[1]
         mine = counts.new_zeros(group.size, written + room.size // 2)
         mine[:, calls:written] = counts
-        if asked is not None:
+        if requested is not None:
             each = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=0)
-            said[0, LONGEST] = longest = each.max()
-            if len(asked) and int(longest) <= room.size:
-                mine.view(torch.int32)[:, 2 * written :][room.used_by(each)] = asked.to(torch.int32)
-        mine[:, :calls] = said.view(-1)
+            gathered[0, LONGEST] = longest = each.max()
+            if len(requested) and int(longest) <= room.size:
+                mine.view(torch.int32)[:, 2 * written :][room.used_by(each)] = requested.to(torch.int32)
+        mine[:, :calls] = gathered.view(-1)
         theirs = torch.empty_like(mine)
         sizes = [mine.shape[1]] * group.size
         start = partial(group.all_to_all, theirs.view(-1), mine.view(-1), sizes, sizes)
@@ -298,14 +300,14 @@ class Wire:
                 except inside a node.
         """
         out, back = bytes_of(columns, sends), bytes_of(columns, receives)
-        source, sent, came = group_by_member(columns, out), out.sum(1).tolist(), back.sum(1).tolist()
-        target = torch.empty(sum(came), dtype=torch.uint8)
+        source, sent, arrived = group_by_member(columns, out), out.sum(1).tolist(), back.sum(1).tolist()
+        target = torch.empty(sum(arrived), dtype=torch.uint8)
 
         def start() -> Work:
             crosses = group is not self.node and len(set(self.nodes)) > 1
             if crosses and goes_in_rounds(longest, group.size, self._node_size):
-                return in_thread(pairwise_exchange(group, target, source, came, sent))
-            return group.all_to_all(target, source, came, sent)
+                return in_thread(pairwise_exchange(group, target, source, arrived, sent))
+            return group.all_to_all(target, source, arrived, sent)
 
         self._run(what, group, step, start, num_bytes=source.nbytes)
         self._count(group, sent)

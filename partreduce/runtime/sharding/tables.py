@@ -109,10 +109,10 @@ class Exchange:
         if did.kind in LOOKUPS:
             ids, inverse = torch.unique(inside.exchange_row_ids(did), return_inverse=True)
             return {did.table: Part(ids)}, did, inverse
-        came = inside.exchange_gradients(
+        arrived = inside.exchange_gradients(
             did, inside.tables_with_gradients(), lambda table: self.tables[table].nothing()
         )
-        return {table: part.coalesced() for table, part in came.items()}, did, nobody
+        return {table: part.coalesced() for table, part in arrived.items()}, did, nobody
 
     def _with_problem(self, call: Call, problem: str) -> Call:
         if problem:
@@ -156,13 +156,13 @@ class Exchange:
     def _sum_parts(self, leg: Leg, did: Call) -> dict[int, Part]:
         """Send gradients to the owners of their rows; return the sums of those received, by table."""
         sums: dict[int, Part] = {}
-        brought = leg.tables_with_gradients()
+        passed = leg.tables_with_gradients()
         for of_owners in (True, False):
-            tables = [table for table in brought if self.tables[table].is_sharded is of_owners]
-            came = leg.exchange_gradients(
+            tables = [table for table in passed if self.tables[table].is_sharded is of_owners]
+            arrived = leg.exchange_gradients(
                 did, tables, lambda t: self._encode_part(t, self.tables[t].nothing()), to_all=not of_owners
             )
-            for table, part in came.items():
+            for table, part in arrived.items():
                 code, rows = self.tables[table].code, part.rows
                 plain = part if code is None or rows is None else Part(part.ids, code.decode(rows))
                 sums[table] = plain.coalesced()
@@ -207,8 +207,8 @@ class Leg:
             for table in self._orders:
                 if (rows := self._parts[table].rows) is not None:
                     brings += self._sends[:, table] * (ID.itemsize + width_of(rows))
-        asked = next((part.ids for part in self._parts.values() if part.rows is None), None)
-        self.met = self._wire.meet(group, call, counts, asked, brings=int(brings.max()), mates=mates)
+        requested = next((part.ids for part in self._parts.values() if part.rows is None), None)
+        self.met = self._wire.meet(group, call, counts, requested, brings=int(brings.max()), mates=mates)
         self._receives = (self.met.counts - 1).clamp(min=0)
 
     def tables_with_gradients(self) -> list[int]:
@@ -244,8 +244,8 @@ class Leg:
         )
         order = self._orders.get(did.table)
         if order is not None:
-            came, rows = rows, torch.empty_like(rows)
-            rows[order] = came
+            arrived, rows = rows, torch.empty_like(rows)
+            rows[order] = arrived
         return rows, min((rank for word in words for rank in word.view(-1).tolist() if rank >= 0), default=None)
 
     def exchange_gradients(
@@ -263,13 +263,13 @@ class Leg:
         columns = [part.ids.to(ID) for part in parts] + [part.rows for part in parts if part.rows is not None]
         sends, receives = self._sends[:, tables].repeat(1, 2), self._receives[:, tables].repeat(1, 2)
         if to_all:
-            came = self._wire.gather("gathered gradients", did.step, columns, receives)
+            arrived = self._wire.gather("gathered gradients", did.step, columns, receives)
         else:
             what, longest = "gradients of tables", self.met.longest
-            came = self._wire.swap(
+            arrived = self._wire.swap(
                 what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest
             )
-        ids, rows = came[: len(tables)], came[len(tables) :]
+        ids, rows = arrived[: len(tables)], arrived[len(tables) :]
         return {table: Part(ids[place].long(), rows[place]) for place, table in enumerate(tables)}
 
 

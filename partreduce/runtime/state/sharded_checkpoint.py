@@ -35,12 +35,12 @@ def newest(directory: Path, worker: int) -> Path | None:
     """
     names = [path.name for path in directory.glob("round-*") if NAME.fullmatch(path.name)]
     seen = [name for name in names if (_place(directory / name, worker) / METADATA).exists()]
-    said = all_gather_json((worker, seen))
-    if common := set.intersection(*(set(names) for _, names in said)):
+    gathered = all_gather_json((worker, seen))
+    if common := set.intersection(*(set(names) for _, names in gathered)):
         return directory / max(common, key=_round_of)
-    if found := {name for _, names in said for name in names}:
+    if found := {name for _, names in gathered for name in names}:
         last = max(found, key=_round_of)
-        lost = _place(directory / last, next(one for one, names in said if last not in names))
+        lost = _place(directory / last, next(one for one, names in gathered if last not in names))
         raise FileError(
             f"{directory}: of no checkpoint there all replicas can read their parts: {lost} is lost or incomplete"
         )
@@ -53,9 +53,9 @@ def _round_of(name: str) -> list[int]:
 
 def all_gather_json(one: Said) -> list[Said]:
     """Return the JSON values of all ranks of the job, in order of ranks; all ranks call it."""
-    said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, one)
-    return said
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, one)
+    return gathered
 
 
 def delete(folder: Path, worker: int, flat: FlatModel) -> None:

@@ -218,9 +218,9 @@ class _Shard(ProtocolDriver[Any]):
         generation, number = message.numbers
         if message.kind == "push":
             self._progress[message.source, number] = message.payload
-        said = MESSAGES[message.kind](generation, number)
+        decoded = MESSAGES[message.kind](generation, number)
         with self.condition:
-            actions = self.step(Received(message.source, said))
+            actions = self.step(Received(message.source, decoded))
         frames: list[memoryview] | None = None
         for action in actions:
             match action:

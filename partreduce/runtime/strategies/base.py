@@ -190,8 +190,8 @@ class Runner:
         """
         return DIFFERENT
 
-    def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError if the strategy cannot take a step in the way that `asked` describes."""
+    def check_step(self, request: StepRequest) -> None:
+        """Raise InputError if the strategy cannot take a step in the way that `request` describes."""
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
         """Advance to a round common to all workers, before an operation of all named `place`, such as a checkpoint.

@@ -161,18 +161,18 @@ class GradientAverage(Runner):
             self.layers.reopen()
         return DIFFERENT
 
-    def check_step(self, asked: StepRequest) -> None:
+    def check_step(self, request: StepRequest) -> None:
         """Raise InputError for a step that would change gradients which the backward pass has sent by layers."""
         if self.layers is None:
             return
-        if asked.skip:
+        if request.skip:
             self.pause("skip")
-        if asked.scaled:
+        if request.scaled:
             raise InputError(
                 "GradScaler: divides gradients after backward(), when they have left already, since they are sent by "
                 "layers; let gradients travel whole, or use bfloat16, which needs no scaler"
             )
-        if asked.early:
+        if request.early:
             self.layers.check_late()
 
     def pause(self, place: str, *, apply: bool = True) -> int:

@@ -139,7 +139,7 @@ class _Pair(GenerationDriver[PairState]):
         self.pauses: dict[int, int] = {}
         self._snapshots = Snapshots()
         self._sent: list[memoryview] = []
-        self._asked = 0
+        self._requested = 0
         self._untouched = False
         self._last: dict[int, int] = {}
 
@@ -169,12 +169,12 @@ class _Pair(GenerationDriver[PairState]):
         if message.kind == "pause":
             self.pauses[message.source] = number
         elif message.kind == "choose":
-            self._asked = number
+            self._requested = number
             self._react(Choose(message.numbers[2]), message)
         elif message.kind == "ask" and number > self._last.get(message.source, 0):
             self._last[message.source] = number
             self._react(Received(message.source, Ask()), message)
-        elif message.kind == "answer" and number == self._asked > self.answered:
+        elif message.kind == "answer" and number == self._requested > self.answered:
             self._react(Received(message.source, Answer()), message)
 
     def _react(self, event: object, message: Message) -> None:

@@ -74,9 +74,9 @@ class GenerationDriver(ProtocolDriver[State]):
 
     def deliver(self, message: Message) -> Any:  # noqa: ANN401 - depends on the subclass
         with self.condition:
-            asked = self._sorted(message)
+            kept = self._sorted(message)
             self.condition.notify_all()
-        return asked
+        return kept
 
     def _begin(self, state: State) -> list[Any]:
         """Set the state of a new generation and process messages that arrived before it; called with the lock held."""
@@ -132,13 +132,13 @@ def wait_for_missing(
     *,
     why: Callable[[Missing], str | None],
     check_failure: Callable[[], None],
-    told: Callable[[Missing], str],
+    describe: Callable[[Missing], str],
     place: str = "",
 ) -> None:
     """Wait until `done()` is true, or raise PeerWaitError. `done` is called with the lock of `condition` held.
 
     `missing()` returns what this worker waits for, None if nothing; `why` returns why it cannot arrive any more, or
-    None; `check_failure` raises if no message can arrive. `told` describes the wait in an error, `place` in the
+    None; `check_failure` raises if no message can arrive. `describe` describes the wait in an error, `place` in the
     heartbeat. `timeout`, in seconds, counts from the last change of what is missing.
     """
     lack: Missing | None = None
@@ -158,7 +158,7 @@ def wait_for_missing(
         try:
             wait.check()
         except PeerGoneError as error:
-            raise PeerWaitError(f"{error} ({told(lack)})", lack) from None
+            raise PeerWaitError(f"{error} ({describe(lack)})", lack) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ class Mailbox:
         size = message.num_bytes
         assert self.bound.holds(size), "max_bytes is that of the largest message"
         with self._changed:
-            if self._went(to, message, size):
+            if self._try_send(to, message, size):
                 return
             if is_side := threading.current_thread() is self._thread:
                 if self._closing:  # the last messages are sent regardless of grants
@@ -258,7 +258,7 @@ class Mailbox:
                     )
         if not is_side:
             purpose = f"for room to send worker {to} {size_text(size)}"
-            self.wait_until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
+            self.wait_until(lambda: self._try_send(to, message, size), self._heartbeat, (to,), None, purpose)
 
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
         """Send a message without arrays at once, or queue it if the bound allows no more; arguments as of `send`.
@@ -267,7 +267,7 @@ class Mailbox:
         """
         message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
-            if not self._went(to, message, 0):
+            if not self._try_send(to, message, 0):
                 self._account(to).hold_newest(message, lambda other: other.kind == kind)
 
     def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
@@ -283,7 +283,7 @@ class Mailbox:
         self._find(to)
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
-    def _went(self, to: int, message: Message, size: int) -> bool:
+    def _try_send(self, to: int, message: Message, size: int) -> bool:
         """Send a message of `size` payload bytes if the bound allows it; return whether it was sent. Needs the lock."""
         account = self._account(to)
         if room := account.has_room(size):
@@ -380,8 +380,8 @@ class Mailbox:
         try:
             while not self._closing:
                 # One message per poll, since libzmq checks for other ready connections only when polled.
-                if self._endpoint.is_readable(1.0) and (came := self._endpoint.read()) is not None:
-                    self._receive(came)
+                if self._endpoint.is_readable(1.0) and (arrived := self._endpoint.read()) is not None:
+                    self._receive(arrived)
                 self._read_own()
             with self._changed:  # send all queued messages without waiting for grants
                 for to, account in self._accounts.items():
@@ -420,14 +420,14 @@ class Mailbox:
         except self._endpoint.error as error:
             raise UnavailableError(f"worker {to}: a message could not be sent ({error})") from None
 
-    def _receive(self, came: Received) -> None:
-        if len(came.numbers) < 2:
+    def _receive(self, arrived: Received) -> None:
+        if len(arrived.numbers) < 2:
             return
-        messages, num_bytes, *numbers = came.numbers
+        messages, num_bytes, *numbers = arrived.numbers
         with self._changed:
-            self._take_grant(came.source, messages, num_bytes)
-        if came.kind != GRANT:
-            self._hand_over(Message(came.source, came.kind, tuple(numbers), came.payload))
+            self._take_grant(arrived.source, messages, num_bytes)
+        if arrived.kind != GRANT:
+            self._hand_over(Message(arrived.source, arrived.kind, tuple(numbers), arrived.payload))
 
     def _hand_over(self, message: Message) -> None:
         """Pass a message to `deliver`, count it as processed, and send its sender a report (a grant) if one is due."""

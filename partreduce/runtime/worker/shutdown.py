@@ -216,8 +216,8 @@ class Meeting:
             reducer.flush()  # read the device's checks of earlier operations before anything is saved
             with reducer.recorded(what, engine.steps, engine.round, members) as operation:
                 place = f"exchange/{reducer.heartbeat.gatherings}/{what}"
-                said = monitored_barrier(reducer, place, operation, json.dumps(mine))
-        return [json.loads(said[rank]) for rank in members]
+                gathered = monitored_barrier(reducer, place, operation, json.dumps(mine))
+        return [json.loads(gathered[rank]) for rank in members]
 
     def broadcast(self, members: Sequence[int] | None = None) -> None:
         """Copy parameters and buffers from worker 0, or from the first of `members`, to all of them."""

@@ -82,13 +82,13 @@ Row = tuple[str, str, str]
 class Settings:
     """DiLoCo settings of another tool, in common terms: every `spacing` steps one fragment (part of the model) is sent.
 
-    It is merged `delay` steps later, with the share `alpha` of the local value. `asked` is the number of steps between
-    two averages of a fragment according to the file (`period` is the real one), `outer` the outer optimizer,
+    It is merged `delay` steps later, with the share `alpha` of the local value. `requested` is the number of steps
+    between two averages of a fragment according to the file (`period` is the real one), `outer` the outer optimizer,
     `num_replicas` the number of workers (0: not known), `coverage` the claim that every tensor is sent.
     """
 
     program: str
-    asked: int
+    requested: int
     num_fragments: int
     spacing: int
     delay: int
@@ -107,13 +107,13 @@ class Settings:
     def findings(self) -> list[Row]:
         """Return the claims about these settings, such as "once a period", each with its status and reason."""
         steps = f"each fragment is sent every {self.num_fragments} · {self.spacing} = {self.period} steps"
-        if self.period == self.asked:
+        if self.period == self.requested:
             period = "once a period", "proved", steps
         else:
-            ratio = f"{self.asked} / {self.num_fragments} is rounded to {self.spacing}"
+            ratio = f"{self.requested} / {self.num_fragments} is rounded to {self.spacing}"
             first = self.period if self.program == "MaxText" else self.spacing
             witness = f"fragment 0 in steps {first} and {first + self.period}"
-            period = ("once a period", "refuted", f"{ratio}, so {steps}, not {self.asked}: {witness}")
+            period = ("once a period", "refuted", f"{ratio}, so {steps}, not {self.requested}: {witness}")
         order = ("one order", "proved", "which fragment is sent follows from the step, which all replicas share")
         sent_again = f"merged {self.delay} steps after it is sent, and sent again after {self.period}"
         merged = ("merged in time", "proved" if self.delay < self.period else "refuted", sent_again)
@@ -124,7 +124,7 @@ class Settings:
         dropped = "what a worker learns while a fragment is on its way is dropped"
         own = "of the local model" if self.alpha else dropped
         rows = [
-            ("H", str(self.asked), "steps from one averaging of a fragment to the next, as asked for"),
+            ("H", str(self.requested), "steps from one averaging of a fragment to the next, as asked for"),
             ("fragments", str(self.num_fragments), f"one of them is sent every {self.spacing} steps"),
             ("late by", str(self.delay), "steps from sending a fragment to merging it"),
             ("α", f"{float(self.alpha):g}", own if self.delay or self.alpha else "all continue from the global model"),
@@ -147,7 +147,7 @@ class Settings:
         payload = Payload(outer=self.outer, fragments=self.fragments or self.num_fragments)
         sync = DelayedMerge(steps=self.delay, alpha=self.alpha) if self.delay or self.alpha else SYNCHRONOUS
         return Schedule(
-            PurePath(source).stem, cluster, AllReduce(steps_per_round=self.asked, sync=sync, payload=payload)
+            PurePath(source).stem, cluster, AllReduce(steps_per_round=self.requested, sync=sync, payload=payload)
         )
 
 
@@ -186,15 +186,15 @@ def _maxtext(members: _Members) -> Settings:
     """
     if not members.flag("enable_diloco"):
         raise members.member_error("enable_diloco", "it must be true, or there are no outer steps")
-    asked = members.whole("diloco_sync_period", 1)
+    requested = members.whole("diloco_sync_period", 1)
     momentum = members["diloco_outer_momentum"]
     streams = members.flag("enable_streaming_diloco")
     fragments = members.whole("num_diloco_fragments", 2) if streams else 1
     return Settings(
         program="MaxText",
-        asked=asked,
+        requested=requested,
         num_fragments=fragments,
-        spacing=max(1, round(asked / fragments)),
+        spacing=max(1, round(requested / fragments)),
         delay=members.whole("num_communication_overlapping_steps", 0) if streams else 0,
         alpha=members.share("communication_overlapping_alpha") if streams else Fraction(0),
         outer=members.outer(lr=members["diloco_outer_lr"], momentum=momentum, nesterov=momentum != 0),
@@ -216,10 +216,10 @@ def _torchtitan(members: _Members) -> Settings:
     ):
         raise members.member_error("module_fqns_per_model_fragment", "it must list the modules of each fragment")
     count = (len(named) or members.whole("num_fragments", 1)) if streams else 1
-    asked, spacing, delay = _turns_of_torchft(members, "sync_steps", count)
+    requested, spacing, delay = _turns_of_torchft(members, "sync_steps", count)
     return Settings(
         program="torchtitan",
-        asked=asked,
+        requested=requested,
         num_fragments=count,
         spacing=spacing,
         delay=delay if streams else 0,
@@ -235,13 +235,13 @@ def _turns_of_torchft(members: _Members, every: str, fragments: int) -> tuple[in
 
     `every` is the name of the setting with the first number.
     """
-    asked, delay = members.whole(every, 1), members.whole("fragment_sync_delay", 0)
-    spacing, rest = divmod(asked, fragments)
+    requested, delay = members.whole(every, 1), members.whole("fragment_sync_delay", 0)
+    spacing, rest = divmod(requested, fragments)
     if rest:
         raise members.member_error(every, f"torchft asks for a multiple of the {fragments} fragments")
     if delay >= spacing:
-        raise members.member_error("fragment_sync_delay", f"torchft asks for less than {asked} / {fragments} steps")
-    return asked, spacing, delay
+        raise members.member_error("fragment_sync_delay", f"torchft asks for less than {requested} / {fragments} steps")
+    return requested, spacing, delay
 
 
 def _torchft(members: _Members) -> Settings:
@@ -249,7 +249,7 @@ def _torchft(members: _Members) -> Settings:
     given = members["model_fragments"]
     sizes = members.sizes("model_fragments") if isinstance(given, list) else None
     fragments = members.whole("model_fragments", 1) if sizes is None else len(sizes)
-    asked, spacing, delay = _turns_of_torchft(members, "sync_every", fragments)
+    requested, spacing, delay = _turns_of_torchft(members, "sync_every", fragments)
     outer = members["outer_optimizer"]
     if not isinstance(outer, dict) or not set(outer) <= {"lr", "momentum", "nesterov"}:
         raise members.member_error(
@@ -257,7 +257,7 @@ def _torchft(members: _Members) -> Settings:
         )
     return Settings(
         program="torchft",
-        asked=asked,
+        requested=requested,
         num_fragments=fragments,
         spacing=spacing,
         delay=delay,

@@ -255,11 +255,11 @@ class Partial:
 
     def _ended(self, process: int, state: PartialState) -> Outcome[PartialState]:
         """End the worker: its last round is the one that takes its remaining gradient, or the last that it entered."""
-        come, told = self._come(process, state) if state.buffer else (state, ())
+        come, notices = self._come(process, state) if state.buffer else (state, ())
         last = come.arrived[process] - 1
         ended = replace(come, resting=True, lasts=replace_at(come.lasts, process, last))
         started, actions = self._started(process, ended)
-        return started, (*told, *actions, *self._to_others(process, Ended(last)))
+        return started, (*notices, *actions, *self._to_others(process, Ended(last)))
 
     def _may_take(self, state: PartialState) -> bool:
         """Whether there are results that the training has not taken, and it does not wait to average models."""
@@ -305,9 +305,9 @@ class Partial:
             return state, ()
         come = replace(state, arrived=replace_at(state.arrived, process, state.entered + 1))
         is_counted = isinstance(self.setting.quorum, int)
-        told = self._to_others(process, Arrived(state.entered)) if is_counted else ()
+        notices = self._to_others(process, Arrived(state.entered)) if is_counted else ()
         started, actions = self._started(process, come)
-        return started, (*told, *actions)
+        return started, (*notices, *actions)
 
     def _started(self, process: int, state: PartialState) -> Outcome[PartialState]:
         """Let the next round start if its quorum has arrived and this worker is one that may start it."""

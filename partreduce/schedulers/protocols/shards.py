@@ -183,8 +183,8 @@ class Shards:
             return (Drain(),)
         if state.round == plan.rounds:
             return (Take(),) if state.under_way else ()
-        asked = state.number > state.round + sum(before < state.round for before in plan.pulls)
-        return (Pull(),) if state.round in plan.pulls and not asked else (Push(),)
+        is_requested = state.number > state.round + sum(before < state.round for before in plan.pulls)
+        return (Pull(),) if state.round in plan.pulls and not is_requested else (Push(),)
 
     def step(self, process: int, state: ServerState, event: object) -> Outcome[ServerState]:
         if isinstance(state, WorkerState):

@@ -148,8 +148,8 @@ def _parse(text: str, data: bytes, source: str) -> object:
         raise DocumentError("document", f"has more than {MAX_FAULTS} faults; a value {first}") from None
     except json.JSONDecodeError as error:
         place = f"{error.lineno}:{error.colno}"
-        said = f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
-        problem = "ends too early" if error.pos >= len(text.rstrip()) else said
+        reason = f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
+        problem = "ends too early" if error.pos >= len(text.rstrip()) else reason
         raise DocumentError(place, f"{problem}; {_way_out(source)}") from None
     if faults or _SURROGATE.search(data):
         for place, problem in _faults_in(value, ""):

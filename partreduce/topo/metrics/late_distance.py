@@ -169,8 +169,8 @@ class RetimedMetrics:
             else:
                 period = len(self.sectors.batches[0].matrices)
                 like = _doublings(steps_per_round, period)
-                alike = [k for k in range(1, ASKED + 1) if _doublings(k, period) == like]
-                steps = alike if steps_per_round in alike else [steps_per_round]
+                same = [k for k in range(1, ASKED + 1) if _doublings(k, period) == like]
+                steps = same if steps_per_round in same else [steps_per_round]
                 self._late_distances.update(_late_distances(self.sectors, steps, CURVATURE))
         return self._late_distances[steps_per_round]
 

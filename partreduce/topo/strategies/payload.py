@@ -171,10 +171,10 @@ def assign(fragments: Fragments, parameters: Sequence[tuple[tuple[str, ...], int
             if any(fnmatchcase(name, pattern) for name in names)
         }
         if len(found) != 1:
-            said = " and ".join(f"{number} ({pattern!r})" for number, pattern in found.items())
-            said = f"fragments {said}" if found else "no fragment"
+            listed = " and ".join(f"{number} ({pattern!r})" for number, pattern in found.items())
+            listed = f"fragments {listed}" if found else "no fragment"
             rule = "payload.fragments of the schedule has each parameter in exactly one"
-            raise InputError(f"model: parameter {names[0]!r} is in {said}; {rule}")
+            raise InputError(f"model: parameter {names[0]!r} is in {listed}; {rule}")
         result += found
     for number, patterns in enumerate(fragments):
         if number not in result:

@@ -286,8 +286,8 @@ def of_pieces(
     sizes, links = cluster.node_sizes().astype(float), Links.of(cluster, hardware)
     nodes, one = np.arange(cluster.num_nodes), np.zeros(cluster.num_nodes, dtype=np.int64)
 
-    def through(asked: Floats, share: Floats) -> Floats:
-        larger: Floats = np.maximum(share * (wanted.sum() - asked), asked * (1 - share))
+    def through(requested: Floats, share: Floats) -> Floats:
+        larger: Floats = np.maximum(share * (wanted.sum() - requested), requested * (1 - share))
         return larger
 
     crossing = through(wanted, held)

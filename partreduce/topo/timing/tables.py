@@ -152,7 +152,7 @@ def exchange(
     latency, local = across(0), within(0)
     meetings = (("step", latency + local), ("gradients", latency + 2 * local))
     inside = within(exact + NUMBER_BYTES) - local
-    brought = together / float(sizes.max()) if aggregates else own  # rows whose gradients one worker encodes
+    passed = together / float(sizes.max()) if aggregates else own  # rows whose gradients one worker encodes
     coding = Coding.of(Transport(codec=route.codec), hardware).seconds
     encode, decode = coding.encode * 4 * route.columns, coding.decode * 4 * route.columns  # seconds per row
     if route.way is Placement.GATHER:
@@ -162,16 +162,16 @@ def exchange(
         ring = _ring(cluster.num_workers * longest * (row + NUMBER_BYTES), cluster, hardware)
         start = _ring(0, cluster, hardware)
         out = _crossings(cluster) * (cluster.num_workers - 1) * longest * (row + NUMBER_BYTES)
-        coded = encode * brought + decode * rows
+        coded = encode * passed + decode * rows
         return Exchange(0.0, inside + ring - start + coded, out, (*meetings, ("to all", start)))
-    told = _apart(own, together if aggregates else own, int(hosts.sum()), cluster, (local, latency))
-    asked, given = wanted * (1 - held), held * (wanted.sum() - wanted)  # rows that cross the NIC of each node
-    most = (2 * NUMBER_BYTES * asked + row * (given + asked)).max(initial=0.0)
+    requests = _apart(own, together if aggregates else own, int(hosts.sum()), cluster, (local, latency))
+    requested, given = wanted * (1 - held), held * (wanted.sum() - wanted)  # rows that cross the NIC of each node
+    most = (2 * NUMBER_BYTES * requested + row * (given + requested)).max(initial=0.0)
     asking = sum(across(part) + within(part) for part in (NUMBER_BYTES, row))
     at_owner = float((held / np.maximum(hosts, 1)).max() * wanted.sum())  # rows sent and gradients received
     return Exchange(
-        lookups=told + asking + encode * at_owner + decode * own,
-        gradients=across(row + NUMBER_BYTES) - latency + inside + encode * brought + decode * at_owner,
+        lookups=requests + asking + encode * at_owner + decode * own,
+        gradients=across(row + NUMBER_BYTES) - latency + inside + encode * passed + decode * at_owner,
         nic_bytes=float(most) if cluster.num_nodes > 1 else 0.0,
         meetings=(*meetings, ("to owners", latency)),
     )

@@ -109,8 +109,8 @@ def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
             work.spend(10 * len(members))
             for member in members:
                 blocks[member].append((t, index))
-    alike = {tuple(shared): rank for rank, shared in enumerate(blocks)}
-    for rank in alike.values():
+    same = {tuple(shared): rank for rank, shared in enumerate(blocks)}
+    for rank in same.values():
         families: list[set[int]] = [{0} if other == rank else set() for other in range(size)]  # digits as bits
         number = quiet = 0
         while not all(full in family for family in families):

@@ -312,12 +312,12 @@ def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]],
     gone = frozenset(failed)
     rows: list[tuple[tuple[int, ...], list[int]]] = []  # digits, and the cell of each local rank, -1 of a failed one
     for digits in product(*choices):
-        alike = prod(1 if value in values else rest for value, values, rest in zip(digits, used, left, strict=True))
+        same = prod(1 if value in values else rest for value, values, rest in zip(digits, used, left, strict=True))
         first = node_of(digits, radices) * size
         row = []
         for worker in range(first, first + size):
             row.append(-1 if worker in gone else len(sizes))
-            sizes += [alike] * (worker not in gone)
+            sizes += [same] * (worker not in gone)
         rows.append((digits, row))
     phases = [[group for block in phase for group in _groups_of_cells(block, rows)] for phase in schedule.phases]
     return Cells(sizes, phases, [digit for digit, rest in enumerate(left) if rest >= 2])

@@ -76,9 +76,9 @@ def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
     lookups, gradients = [], []
     for size, held in _nodes(schedule, table):
         asking = 1 if aggregates else size
-        asked, given = asking * (rows - held), (everyone - asking) * held
-        lookups.append(4 * asked + row * given)
-        gradients.append((4 + row) * asked)
+        requested, given = asking * (rows - held), (everyone - asking) * held
+        lookups.append(4 * requested + row * given)
+        gradients.append((4 + row) * requested)
     return max(lookups), max(gradients)
 
 

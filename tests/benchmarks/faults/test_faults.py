@@ -53,9 +53,9 @@ def test_faults_end_in_time_name_the_culprit_and_leave_nothing():
     possible = {"/".join(combination) for combination in campaign.combinations()}
     remaining = [name for name in CELLS if name.rsplit("/", 1)[0] in possible]
     for _ in range(3):
-        said = verdicts_of(remaining)
-        assert set(said) == set(remaining)
-        remaining = [name for name, words in said.items() if ": not fired (" in words]
+        messages = verdicts_of(remaining)
+        assert set(messages) == set(remaining)
+        remaining = [name for name, words in messages.items() if ": not fired (" in words]
         if not remaining:
             break
     assert not remaining
@@ -96,20 +96,20 @@ def test_cell_names_round_trip():
 def test_more_than_two_cells_run_only_on_an_idle_processor(monkeypatch, is_idle, most):
     running, counts, seen = set(), [], []
 
-    def cell(asked, number):
+    def cell(requested, number):
         assert number not in running, "the number of a cell names its network"
         running.add(number)
         for _ in range(5):
             counts.append(len(running))
             yield None
         running.remove(number)
-        yield Outcome(asked)
+        yield Outcome(requested)
 
     monkeypatch.setattr(campaign, "_cell", cell)
     monkeypatch.setattr(campaign, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(campaign.Idle, "now", lambda _: is_idle)
-    asked = [Cell("static", "kill worker", "run", seed) for seed in range(9)]
-    campaign.run_cells(iter(asked), seen.append, at_once=4)
+    requested = [Cell("static", "kill worker", "run", seed) for seed in range(9)]
+    campaign.run_cells(iter(requested), seen.append, at_once=4)
     assert max(counts) == most
     assert sorted(outcome.cell.seed for outcome in seen) == list(range(9))
 

@@ -243,8 +243,8 @@ def test_attempts_of_a_restarted_run_are_judged_separately(judge_records, amount
     for entry in (entry for lines in second for entry in lines if entry[0] == "begins"):
         entry[2] = 1
     second[1][5][3][2] = [second[1][5][3][2][0] + amount] * 2
-    said = judge_records(verdicts.judge_values, [a[:-2] + b for a, b in zip(first, second, strict=True)], kind)
-    assert len(said) == bool(amount), said
+    messages = judge_records(verdicts.judge_values, [a[:-2] + b for a, b in zip(first, second, strict=True)], kind)
+    assert len(messages) == bool(amount), messages
 
 
 @pytest.mark.parametrize(
@@ -339,9 +339,9 @@ def test_worker_joining_from_a_new_donor_has_exactly_its_state(judge_records, am
     found = run_with_loss(kind := "elastic outer", views=(ALL, [3, [0, 1]], [5, ALL[1]]), lost=(2, 3))
     first = next(entry for entry in found[3] if entry[0] == "enters" and entry[2] == step_of(KINDS[kind], 5))
     first[3][1] = [first[3][1][0] + amount] * 2
-    said = judge_records(verdicts.judge_values, found, kind)
-    assert any("worker 3 joined step" in text and "which no one had" in text for text in said) == bool(amount)
-    assert amount or not said
+    messages = judge_records(verdicts.judge_values, found, kind)
+    assert any("worker 3 joined step" in text and "which no one had" in text for text in messages) == bool(amount)
+    assert amount or not messages
 
 
 def ending(seconds, text="worker 3 was killed", what="failed"):
@@ -393,8 +393,8 @@ def test_verdict_on_survivors(judge_records, name):
         verdicts.judge_ends(running)
 
     kind, diaries, facts, expected = ENDS[name]
-    said = judge_records(kill_worker, diaries, kind, **{**FAULT, **facts})
-    assert not said if expected is None else said[-1].startswith(expected), said
+    messages = judge_records(kill_worker, diaries, kind, **{**FAULT, **facts})
+    assert not messages if expected is None else messages[-1].startswith(expected), messages
 
 
 def test_end_of_a_worker_is_the_time_of_its_last_sighting(judge_records):

@@ -145,27 +145,27 @@ def test_published_results_produce_the_page_of_all_measurements():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [(["--settings", "5mbit"], "no setting '5mbit'"), (["--contestants", "DPP"], "no contestant 'DPP'")],
 )
-def test_unknown_setting_or_contestant_is_named(words, said, monkeypatch, capsys):
+def test_unknown_setting_or_contestant_is_named(words, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lab", *words])
     assert lab_main() == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_learning_rates_are_keyed_by_schedule_and_not_by_name(tmp_path, monkeypatch):
     """A new recommendation under the name of an older one is rehearsed again."""
     monkeypatch.setattr("benchmarks.lab.campaign.RATES", tmp_path / "rates.json")
     cluster = Cluster.regular(1, 2)
-    asked = Experiment(setting=PLAIN, shape=(1, 2), contestants=("node-then-all 3",))
-    (contestant,) = Campaign(asked, None, 0.0).contestants
+    experiment = Experiment(setting=PLAIN, shape=(1, 2), contestants=("node-then-all 3",))
+    (contestant,) = Campaign(experiment, None, 0.0).contestants
     key = rates_key(contestant, contestant.make(cluster, PLAIN))
     assert key.startswith("node-then-all 3 ")
     assert key != rates_key(contestant, build("node-then-all", cluster, node_rounds=4))
     keep_rates("digits, 2 workers", key, found := {"0.4": None, "0.2": 40.0, "0.1": 44.5})
     assert known_rates("digits, 2 workers") == {key: found}
-    assert Campaign(asked, None, 0.0)._rate(contestant) == best_rate(found) == 0.2
+    assert Campaign(experiment, None, 0.0)._rate(contestant) == best_rate(found) == 0.2
 
 
 DELAYED = {"delayed": (2, 0.5)}
@@ -239,14 +239,14 @@ def test_workers_sleep_for_their_step_times(tmp_path):
     )  # fmt: skip
     assert done.stdout.split("\n")[:3] == ["ready", "done 0", "done 0"]
     for name, job in jobs.items():
-        told = lengths_of(job.setting, 2, 6)
-        said = [json.loads((tmp_path / name / f"worker-{rank:03d}.json").read_text()) for rank in range(2)]
-        times = np.array([worker["times"] for worker in said])  # (workers, steps, 3)
+        lengths = lengths_of(job.setting, 2, 6)
+        report = [json.loads((tmp_path / name / f"worker-{rank:03d}.json").read_text()) for rank in range(2)]
+        times = np.array([worker["times"] for worker in report])  # (workers, steps, 3)
         slept = (times[:, :, 1] - times[:, :, 0]).T
-        assert (slept >= told - 1e-3).all(), name
+        assert (slept >= lengths - 1e-3).all(), name
         # Other processes may lengthen steps, but hardly every step without a delay.
-        assert slept[told < 0.1].min() < 0.15, name
-        assert (told >= 0.2).sum() == 6, "one of the two workers is delayed in each step"
+        assert slept[lengths < 0.1].min() < 0.15, name
+        assert (lengths >= 0.2).sum() == 6, "one of the two workers is delayed in each step"
 
 
 @pytest.mark.lab
@@ -274,8 +274,8 @@ def test_cells_run_over_shaped_links_and_leave_nothing_behind(tmp_path, save_sch
         assert lab.crew.run(job) == [0, 0]
         found = read_cell(job, read_data(data))
         assert (job.path / "trace-00000.json").exists()
-        asked = (reachable, endless, unknown)
-        reached, cut, rehearsed = (Campaign(experiment, lab, time.monotonic() + 100) for experiment in asked)
+        requested = (reachable, endless, unknown)
+        reached, cut, rehearsed = (Campaign(experiment, lab, time.monotonic() + 100) for experiment in requested)
         for campaign in (reached, cut, rehearsed):
             campaign.prepare()
             (contestant,) = campaign.listed

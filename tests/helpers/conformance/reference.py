@@ -49,10 +49,10 @@ class Table:
     def meet(self, rank, number, members, vector):
         """Return the mean of the members' vectors; all members of the group must call it."""
         with self.lock:
-            barrier, said = self.meetings.setdefault(number, (threading.Barrier(len(members)), {}))
-            said[rank] = vector
+            barrier, vectors = self.meetings.setdefault(number, (threading.Barrier(len(members)), {}))
+            vectors[rank] = vector
         barrier.wait(WAIT)
-        return sum(said[member] for member in members) / len(members)
+        return sum(vectors[member] for member in members) / len(members)
 
 
 class PlainOptimizer:

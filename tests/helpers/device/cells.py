@@ -14,8 +14,8 @@ import torch
 
 from helpers.conformance.cells import TOGETHER, Turns
 from helpers.conformance.kinds import DILOCO, Kind, kinds, phases
-from helpers.device.pretended import PretendedDevice
 from helpers.device.ranks import Launch, SharedState, run_ranks
+from helpers.device.simulated_device import SimulatedDevice
 from helpers.training import group_phases
 from partreduce import DistributedOptimizer
 from partreduce import strategies as st
@@ -176,7 +176,7 @@ def train(cell, world, prepared, *, finish=True, local=0):
 
     Returns a dict: "values" (parameters and buffers by name), "host waits", "error" (None or an exception), "steps".
     """
-    device = world.pretended
+    device = world.simulated_device
     model = prepared[0].to(device.device)
     batches = [(inputs.to(device.device), targets.to(device.device)) for inputs, targets in prepared[1]]
     schedule = cell.schedule
@@ -314,9 +314,9 @@ def run_cell(
     """Return what `action` returns on every rank, with the operations at `place` delayed, or with a fault."""
 
     def body(world):
-        _host.device = device = world.pretended
+        _host.device = device = world.simulated_device
         result = action(cell, world, prepared[world.rank], **options)
-        delayed.append(device.sleeps if isinstance(device, PretendedDevice) else 1)
+        delayed.append(device.sleeps if isinstance(device, SimulatedDevice) else 1)
         return result
 
     prepared = [prepare(cell, rank) for rank in range(RANKS)]
@@ -346,8 +346,8 @@ def distance(one, other, *, parameters_only=False):
 
 
 def tolerance(cell, kind):
-    """Return the largest difference that another order of additions may cause; 0 on the pretended device."""
-    if kind == "pretended":
+    """Return the largest difference that another order of additions may cause; 0 on the simulated device."""
+    if kind == "simulated":
         return 0.0
     return 0.05 if torch.bfloat16 in cell.dtypes else 2e-4
 
@@ -401,4 +401,4 @@ def judge_fault(cell, kind, fault):
 
 def shows_by_delay(compare, cell, place):
     """Return whether some delay changes the numbers; short ones may not, because waits of the host can hide a fault."""
-    return any(compare(cell, "pretended", place=place, seconds=0.02 * 4**k) > 1e-3 for k in range(4))
+    return any(compare(cell, "simulated", place=place, seconds=0.02 * 4**k) > 1e-3 for k in range(4))

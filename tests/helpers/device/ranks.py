@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from helpers.device.pretended import Mark, PretendedDevice, device_of, without_versions
+from helpers.device.simulated_device import Mark, SimulatedDevice, device_of, without_versions
 from helpers.one_processor import on_one_processor
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
@@ -91,7 +91,7 @@ class SimulatedWork:
 
     def _launched(self, slot):
         deadline = time.monotonic() + JOIN_SECONDS
-        while not isinstance(self.device, PretendedDevice) and not slot.launched.wait(0.002):
+        while not isinstance(self.device, SimulatedDevice) and not slot.launched.wait(0.002):
             if any(event.is_set() for event in slot.given_up.values()) or time.monotonic() > deadline:
                 raise RuntimeError("the collective was aborted before all members had called it")
 
@@ -105,7 +105,7 @@ class SimulatedBackend:
 
     def __init__(self, world, place, rank, size):
         self.world, self.name, self.place, self.size = world, place, rank, size
-        self.shared, self.device = world.shared, world.pretended
+        self.shared, self.device = world.shared, world.simulated_device
         self.stream: Any = self.device.stream(f"nccl {place}")
         self._calls = 0
         self._messages: dict[tuple[int, int], int] = {}
@@ -210,7 +210,7 @@ class SimulatedBackend:
             slot = self.shared.slot(key)
             slot.arrivals[self.place] = ([device.memory_of(tensor) for tensor in tensors], ready)
             slot.given_up[self.place] = self.gone
-            if isinstance(device, PretendedDevice):
+            if isinstance(device, SimulatedDevice):
                 slot.done[self.place] = Mark()
             last = len(slot.arrivals) == len(places)
             if last:
@@ -222,7 +222,7 @@ class SimulatedBackend:
                 device.sleep(self.shared.delay)
                 combine([slot.arrivals[place][0] for place in places])
                 for place in places:
-                    if isinstance(device, PretendedDevice):
+                    if isinstance(device, SimulatedDevice):
                         device.current.submit(slot.done[place].set)
                     else:
                         slot.done[place] = device.mark()
@@ -248,14 +248,16 @@ class SimulatedWorld(NcclWorld):
 
     def __init__(self, shared, rank, size, device, *, timeout):
         super().__init__(shared.store, rank, size, timedelta(seconds=timeout), device=device.device)
-        self.shared, self.pretended = shared, device
+        self.shared, self.simulated_device = shared, device
         self.counted = self
         """The world that counts payloads; worlds with a prefix share it."""
         self.payloads = 0
         self._streams[device.device] = device.streams()
 
     def with_prefix(self, prefix):
-        other = SimulatedWorld(self.shared, self.rank, self.size, self.pretended, timeout=self.timeout.total_seconds())
+        other = SimulatedWorld(
+            self.shared, self.rank, self.size, self.simulated_device, timeout=self.timeout.total_seconds()
+        )
         other.prefix, other._streams, other.counted = prefix, self._streams, self.counted
         return other
 
@@ -272,7 +274,7 @@ class GlooRank(GlooWorld):
 
     def __init__(self, shared, rank, size, device, *, timeout):
         super().__init__(shared.store, rank, size, timedelta(seconds=timeout))
-        self.shared, self.pretended = shared, device
+        self.shared, self.simulated_device = shared, device
 
 
 def run_ranks(kind, size, action, shared, *, timeout=30.0):

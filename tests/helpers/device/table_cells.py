@@ -136,7 +136,7 @@ def train(cell, prepared, device, world=None):
 
 
 def _train_here(cell, world, prepared):
-    device = world.pretended
+    device = world.simulated_device
     values = train(cell, prepared, device.device, world)
     device.settle()
     values = {name: value.detach().clone() for name, value in values.items()}
@@ -147,6 +147,6 @@ def _train_here(cell, world, prepared):
 compare = partial(cells.compare, prepare=prepare, action=_train_here)
 """Return the largest difference between a cell on simulated ranks and its run without a device.
 
-The ranks are `plain` or `pretended`. A GPU needs processes (`processes.tables`): autograd has one thread per device, in
+The ranks are `plain` or `simulated`. A GPU needs processes (`processes.tables`): autograd has one thread per device, in
 which the exchange of one simulated rank would wait for ranks whose turn comes after it.
 """

@@ -121,8 +121,8 @@ def test_conflict_is_refuted_with_a_witness(capsys, conflict):
 def test_design_adds_failure_plans_to_entries_and_files(capsys, figure_10, tmp_path):
     planned, again, certificate = (tmp_path / name for name in ("planned.json", "again.json", "c.json"))
     assert main(["design", "4x4", "--build", "prague-figure-10", "--tolerate-failures", "1", "-o", str(planned)]) == 0
-    asked = ("design", "4x4", "--build", figure_10, "--tolerate-failures", "1", "-o", again, "--json")
-    found = run_json(capsys, *asked)
+    requested = ("design", "4x4", "--build", figure_10, "--tolerate-failures", "1", "-o", again, "--json")
+    found = run_json(capsys, *requested)
     assert found["failure_plan"]["failures"] == 1
     assert again.read_bytes() == planned.read_bytes()
     claims = {claim["claim"]: claim for claim in run_json(capsys, "verify", str(planned), "--json")["claims"]}

@@ -42,8 +42,8 @@ def functions(tmp_path):
 
 
 def test_user_function_is_expanded_proved_and_exported(functions, tmp_path, capsys):
-    asked = ["verify", f"{functions}pairs", "--cluster", "2x4", "--period", "3"]
-    document = json.loads(ran(capsys, [*asked, "--export", str(out := tmp_path / "schedule.json"), "--json"]).out)
+    arguments = ["verify", f"{functions}pairs", "--cluster", "2x4", "--period", "3"]
+    document = json.loads(ran(capsys, [*arguments, "--export", str(out := tmp_path / "schedule.json"), "--json"]).out)
     assert {claim["claim"]: claim["status"] for claim in document["claims"]}["exact-consensus"] == "proved"
     assert load_schedule(out).period == 3
 
@@ -204,9 +204,9 @@ def test_allow_no_consensus_allows_no_other_refutation(tmp_path, capsys):
 def test_design_warns_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     path = tmp_path / "s.json"
     links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
-    asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "iteration_gap"]
-    asked += ["--effort", "0.2", "--time-limit", "1h", "--select", "clustered gap: backup 1, parallel"]
-    lines = ran(capsys, [*asked, "-o", str(path)]).out.splitlines()
+    arguments = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "iteration_gap"]
+    arguments += ["--effort", "0.2", "--time-limit", "1h", "--select", "clustered gap: backup 1, parallel"]
+    lines = ran(capsys, [*arguments, "-o", str(path)]).out.splitlines()
     assert lines[0].startswith("Planning")
     assert lines[1].startswith("consensus: not guaranteed, steady in simulation (")
     assert f"Next: partreduce verify --allow-no-consensus {path}" in " ".join(lines)
@@ -214,6 +214,6 @@ def test_design_warns_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     assert main(["verify", str(path)]) == 1
     assert main(["verify", str(path), "--allow-no-consensus"]) == 0
     capsys.readouterr()
-    answer = json.loads(ran(capsys, [*asked, "--json"]).out)["recommendation"]
+    answer = json.loads(ran(capsys, [*arguments, "--json"]).out)["recommendation"]
     assert answer["consensus"] == "not guaranteed, steady in simulation"
     assert answer["verdict"] == "refuted"

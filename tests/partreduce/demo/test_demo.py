@@ -81,13 +81,13 @@ def start_warm(command, *, stdout, **_):
 @pytest.mark.parametrize("workers", [2, 4])
 def test_short_demo(tmp_path, capsys, monkeypatch, workers):
     """With 2 and 4 workers per node; the processes of 2 start and end in half the time."""
-    folder, prepare_all, asked = tmp_path / "demo", stages.prepare, []
+    folder, prepare_all, requested = tmp_path / "demo", stages.prepare, []
     if workers == 2:
         popen = {"Popen": start_warm, "STDOUT": None, "DEVNULL": None, "TimeoutExpired": TimeoutError}
         monkeypatch.setattr(stages, "subprocess", SimpleNamespace(**popen))
 
     def prepare_some(folder, cluster):
-        asked.append(cluster)
+        requested.append(cluster)
         return prepare_all(folder, f"2x{workers}")
 
     monkeypatch.setattr(stages, "prepare", prepare_some)
@@ -96,7 +96,7 @@ def test_short_demo(tmp_path, capsys, monkeypatch, workers):
     runs = {run["name"]: run for run in document["runs"]}
     assert set(runs) == {"All-Reduce", "Figure 10", "node-then-all"}
     assert {run["verdict"] for run in runs.values()} == {"proved"}
-    assert asked == ["2x4"]
+    assert requested == ["2x4"]
     # 71,754 floats, two nodes; all-reduce sends 2·(n-1)/n of the bytes across both in each of 12 steps.
     count = 2 * workers
     everything = 12 * 2 * 2 * (count - 1) / count * 4 * 71_754

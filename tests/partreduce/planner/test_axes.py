@@ -62,17 +62,17 @@ FAST = with_links(50e9, 50e9, model_bytes=100_000_000, compute=0.05)
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("asked", [
+@pytest.mark.parametrize("request", [
     job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE), job("2x2", THIN, codec=None),
 ], ids=["slow workers", "codecs"])  # fmt: skip
-def test_every_option_matches_its_schedule(asked, every):
-    options = competitors(asked)
-    assert {option.transport.codec for option in options} >= {Codec.NONE} | {Codec.INT8} & set(asked.codecs)
+def test_every_option_matches_its_schedule(request, every):
+    options = competitors(request)
+    assert {option.transport.codec for option in options} >= {Codec.NONE} | {Codec.INT8} & set(request.codecs)
     assert {option.delay for option in options} == set(Delay)
     for option in options[::every]:
         strategy = option.schedule.strategy
         strategy.check(option.schedule.cluster)
-        again = measure(option.schedule, asked, algorithm=option.algorithm)
+        again = measure(option.schedule, request, algorithm=option.algorithm)
         assert option.algorithm is strategy.transport.algorithm
         assert option.late is strategy.is_delayed
         for one, other in ((option.costs, again.costs), (option, again)):
@@ -87,43 +87,43 @@ def test_every_option_matches_its_schedule(asked, every):
 def test_restrictions_hold_for_every_candidate_except_baselines():
     rings = competitors(job(algorithm=AllReduceAlgorithm.RING, sync=Delay.SYNCHRONOUS), until=0.0)
     assert {(option.algorithm, option.late) for option in rings} == {(AllReduceAlgorithm.RING, False)}
-    asked = job(sync=Delay.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000))
-    late = plan(replace(asked, effort=0.3))
+    request = job(sync=Delay.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000))
+    late = plan(replace(request, effort=0.3))
     assert late.recommendation.late
     assert "allreduce" in {option.name for option in late.baselines}, "PyTorch's default, although not delayed"
 
 
 def test_delayed_allreduce_hides_the_communication_of_the_default_job():
-    asked = job(hardware=replace(HARDWARE, model_bytes=100_000_000), effort=0.3)
-    found = plan(asked)
+    request = job(hardware=replace(HARDWARE, model_bytes=100_000_000), effort=0.3)
+    found = plan(request)
     late = next(o for o in found.options if o.is_plain and o.late and o.steps_per_round == 1)
     assert late.step_seconds == pytest.approx(0.05)
     usual = next(o for o in found.options if o.is_plain and not o.late and o.steps_per_round == 1)
     assert late.time < usual.time, "at the predicted price"
-    assert decisive_time(found.recommendation, asked) <= min(usual.time, decisive_time(late, asked))
+    assert decisive_time(found.recommendation, request) <= min(usual.time, decisive_time(late, request))
 
 
 def test_communication_limit_sets_the_steps_per_round():
-    asked = job(objective=Objective.CONSENSUS_DISTANCE, limits=Limits(max_communication=0.03))
-    best = [o for o in competitors(asked, names=("allreduce",)) if o.is_plain and o.costs.keep(asked.limits)]
+    request = job(objective=Objective.CONSENSUS_DISTANCE, limits=Limits(max_communication=0.03))
+    best = [o for o in competitors(request, names=("allreduce",)) if o.is_plain and o.costs.keep(request.limits)]
     assert min(o.steps_per_round for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
 
 
 def test_design_accepts_algorithm_and_sync(capsys):
-    asked = ["design", "2x2", "--effort", "0.3", "--json"]
-    answer = json.loads(ran(capsys, [*asked, "--algorithm", "ring", "--sync", "synchronous"]).out)
+    arguments = ["design", "2x2", "--effort", "0.3", "--json"]
+    answer = json.loads(ran(capsys, [*arguments, "--algorithm", "ring", "--sync", "synchronous"]).out)
     assert {(row["algorithm"], row["sync"]) for row in answer["front"]} == {("ring", "synchronous")}
     assert set(answer["gain"]) == {"alternative", "gain", "low", "high", "distinguishable"}
     assert answer["gain"]["alternative"] in {row["name"] for row in answer["baselines"]}
-    assert json.loads(ran(capsys, [*asked, "--sync", "delay"]).out)["recommendation"]["sync"] == "delay"
-    assert "'any', 'synchronous', 'delay'" in ran(capsys, [*asked, "--sync", "early"], 2).err
+    assert json.loads(ran(capsys, [*arguments, "--sync", "delay"]).out)["recommendation"]["sync"] == "delay"
+    assert "'any', 'synchronous', 'delay'" in ran(capsys, [*arguments, "--sync", "early"], 2).err
 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(SLOW, node_nic=())])
 @pytest.mark.parametrize("name", ["allreduce", "node-then-all", "pairs-pairs-all", "node-digits"])
 def test_batched_timings_equal_single_timings(hardware, name):
-    asked = job("4x4", hardware)
-    axes = Axes(registry.build(name, asked.cluster), asked)
+    request = job("4x4", hardware)
+    axes = Axes(registry.build(name, request.cluster), request)
     for timing in axes.timings:
         for delay in (Delay.SYNCHRONOUS, Delay.LATE):
             cycles = [timing.period.cycle(steps_per_round=steps, sync=delay.sync) for steps in range(1, 49)]
@@ -177,52 +177,52 @@ def test_finest_codec_within_the_worthwhile_margin_is_chosen(seed):
     )
     schedule = registry.build("allreduce", Cluster.parse("4x4"))
     for objective in (Objective.BALANCED, Objective.COMMUNICATION):
-        asked = thin_job(hardware, codec=None, objective=objective)
-        axes = Axes(schedule, asked)
+        request = thin_job(hardware, codec=None, objective=objective)
+        axes = Axes(schedule, request)
         for late, steps_per_round in product(Delay, (1, 3)):
             if not late.suits(replace(schedule.strategy, steps_per_round=steps_per_round)):
                 continue
             known = {}
             timed = with_timing(schedule, late.sync, steps_per_round)
-            for algorithm, codec in product((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL), asked.codecs):
+            for algorithm, codec in product((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL), request.codecs):
                 has_stages = algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
                 for where in CodecScope if has_stages else [CodecScope.ALL]:
                     transport = Transport(algorithm=algorithm, codec=codec, where=where)
-                    option = measure(traveling(timed, transport), asked, algorithm=algorithm)
+                    option = measure(traveling(timed, transport), request, algorithm=algorithm)
                     merit = option.time if objective is Objective.BALANCED else option.communication
                     known[codec] = min(known.get(codec, math.inf), merit)
             setting = Setting(late, steps_per_round)
             chosen = axes.option(setting, "x", axes.timing(setting, axes.timings))
             reached = chosen.time if objective is Objective.BALANCED else chosen.communication
             assert reached == pytest.approx(known[chosen.transport.codec])
-            best, finer = min(known.values()), asked.codecs[: asked.codecs.index(chosen.transport.codec)]
+            best, finer = min(known.values()), request.codecs[: request.codecs.index(chosen.transport.codec)]
             part = 1 - (WORTH if late is Delay.SYNCHRONOUS else WORTH_OVERLAPPED)
             assert reached * part <= best
             assert all(known[codec] * part > best for codec in finer)
 
 
 def test_codec_is_recommended_on_slow_links(plain, with_codecs):
-    asked, options = thin_job(codec=None), with_codecs
-    chosen = recommend(options, asked)
+    request, options = thin_job(codec=None), with_codecs
+    chosen = recommend(options, request)
     assert chosen.transport.codec is not Codec.NONE
     assert chosen.time < recommend(plain, thin_job()).time
-    against = best_plain(options, asked)
+    against = best_plain(options, request)
     assert against.transport.codec is not Codec.NONE
     usual = [option for option in baselines(options) if option.is_usual]
     assert [(option.name, option.transport) for option in usual] == [("allreduce", Transport())]
-    text = " ".join(late_and_small(chosen, options, asked))
+    text = " ".join(late_and_small(chosen, options, request))
     assert f"its sums travel in {chosen.transport.codec}" in text
     assert "for coding per step" in text
 
 
 def test_codec_that_does_not_pay_on_fast_links_is_explained():
-    asked = thin_job(FAST, codec=Codec.INT8, sync=Delay.SYNCHRONOUS)
-    options = competitors(asked, names=FEW)
+    request = thin_job(FAST, codec=Codec.INT8, sync=Delay.SYNCHRONOUS)
+    options = competitors(request, names=FEW)
     assert {option.transport.codec for option in options} == {Codec.NONE}
     plain = next(option for option in options if option.name.startswith("allreduce "))
-    (text,) = late_and_small(plain, options, asked)
+    (text,) = late_and_small(plain, options, request)
     costed = next(
-        costed for costed in cheapest_transports(plain.schedule, asked) if costed.transport.codec is Codec.INT8
+        costed for costed in cheapest_transports(plain.schedule, request) if costed.transport.codec is Codec.INT8
     )
     free = thin_job(replace(FAST, codec=(("int8", CodecSeconds()),)))
     wire = measure(
@@ -235,10 +235,10 @@ def test_codec_that_does_not_pay_on_fast_links_is_explained():
 
 def test_gain_of_a_codec_that_is_not_allowed_is_reported(on_fast_links):
     thinner = replace(THIN, nic=Link.of_bandwidth(1e6, 1e-4))
-    asked, allreduce = thin_job(thinner), ("allreduce",)
-    options = competitors(asked, names=allreduce)
-    chosen = recommend(options, asked)
-    hints = [sentence for sentence in late_and_small(chosen, options, asked) if "--codec any" in sentence]
+    request, allreduce = thin_job(thinner), ("allreduce",)
+    options = competitors(request, names=allreduce)
+    chosen = recommend(options, request)
+    hints = [sentence for sentence in late_and_small(chosen, options, request) if "--codec any" in sentence]
     assert len(hints) == 1
     factor = float(hints[0].split("at least ")[1].split(" times")[0])
     best = min(option.time for option in competitors(thin_job(thinner, codec=None), names=allreduce))
@@ -249,8 +249,8 @@ def test_gain_of_a_codec_that_is_not_allowed_is_reported(on_fast_links):
 
 
 def test_pipeline_hides_communication_at_a_price():
-    asked = thin_job(replace(THIN, nic=Link.of_bandwidth(25e6, 1e-4), compute=0.13))
-    options = competitors(asked, names=("allreduce",))
+    request = thin_job(replace(THIN, nic=Link.of_bandwidth(25e6, 1e-4), compute=0.13))
+    options = competitors(request, names=("allreduce",))
     found = {
         (o.delay, o.steps_per_round): o
         for o in options
@@ -265,16 +265,16 @@ def test_pipeline_hides_communication_at_a_price():
 
 
 def test_pipeline_that_does_not_pay_is_explained(on_fast_links):
-    asked, options = thin_job(FAST), on_fast_links
-    (text,) = (one for one in late_and_small(recommend(options, asked), options, asked) if "pipeline" in one)
+    request, options = thin_job(FAST), on_fast_links
+    (text,) = (one for one in late_and_small(recommend(options, request), options, request) if "pipeline" in one)
     assert text.endswith("it does not pay")
     assert "would hide 3 ms of All-Reduce's 53 ms per step (6%)" in text
 
 
 def test_price_of_delayed_gradients_grows_with_the_delay():
-    asked = thin_job()
-    assert asked.delayed(SYNCHRONOUS) == asked.delayed(DelayedAveraging()) == 0
-    assert 0 < asked.delayed(Pipeline()) == FITTED.delay == asked.delayed(Pipeline(width=3)) / 2
+    request = thin_job()
+    assert request.delayed(SYNCHRONOUS) == request.delayed(DelayedAveraging()) == 0
+    assert 0 < request.delayed(Pipeline()) == FITTED.delay == request.delayed(Pipeline(width=3)) / 2
     assert FITTED.steps_ratio(0.0, 0.0, delayed=FITTED.delay, gradients=True) == 1 + FITTED.delay
 
 
@@ -310,24 +310,24 @@ def test_transports_are_sorted_from_finest_to_cheapest():
 
 def test_design_writes_sync_and_transport_into_the_file(tmp_path, capsys):
     path = tmp_path / "pick.json"
-    asked = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--effort", "0.3", "--json"]
-    assert main([*asked, "--sync", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
+    arguments = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--effort", "0.3", "--json"]
+    assert main([*arguments, "--sync", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)["recommendation"]
     assert (answer["sync"], answer["codec"], answer["gradient_buckets"]) == ("pipeline", "int8", "single")
     strategy = load_schedule(path).strategy
     assert strategy.sync == Pipeline()
     assert (strategy.transport.codec, strategy.transport.where) == (Codec.INT8, CodecScope(answer["where"]))
-    assert main([*asked, "--codec", "int3"]) == 2
+    assert main([*arguments, "--codec", "int3"]) == 2
     assert "is not one of 'any', 'none', 'float16', 'bfloat16', 'int8'" in capsys.readouterr().err
-    assert main([*asked, "--codec", "int4"]) == 2  # its price in steps was never measured
+    assert main([*arguments, "--codec", "int4"]) == 2  # its price in steps was never measured
     assert "'int4' is not one of" in capsys.readouterr().err
 
 
 def test_reasons_of_a_pipeline_name_its_delay():
-    asked = thin_job(replace(THIN, nic=Link.of_bandwidth(25e6)), sync=Delay.PIPELINE, codec=None)
-    options = competitors(asked, names=FEW)
-    chosen = recommend(options, asked)
-    text = " ".join([*reasons(chosen, options, asked), *late_and_small(chosen, options, asked)])
+    request = thin_job(replace(THIN, nic=Link.of_bandwidth(25e6)), sync=Delay.PIPELINE, codec=None)
+    options = competitors(request, names=FEW)
+    chosen = recommend(options, request)
+    text = " ".join([*reasons(chosen, options, request), *late_and_small(chosen, options, request)])
     assert "its gradients come one step late" in text
     assert "averaging runs during computing" not in text
     assert "what other schedules' steps are counted against" not in text

@@ -259,8 +259,8 @@ def test_extrapolation_uses_the_upper_end_of_the_interval():
 
 
 def test_design_uses_and_reports_pilot_prices():
-    asked, model = job(pilot=replace(PRICED, num_workers=4)), steps_model(PRICED)
-    planned = add_reasons(plan(asked), asked)
+    request, model = job(pilot=replace(PRICED, num_workers=4)), steps_model(PRICED)
+    planned = add_reasons(plan(request), request)
     for option in planned.options:
         spread = option.consensus_distance.value
         if spread is not None:
@@ -293,10 +293,10 @@ def test_reasons_report_the_cost_and_effect_of_the_pilot():
     """A pilot that finds consensus distance almost free lengthens the rounds."""
     free = replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.001), late=Price(0.0, 0.0, 0.001))
     probes = tuple(replace(probe, consensus_distance=50.0) for probe in PRICED.probes)
-    asked = job(pilot=replace(PRICED, prices=free, probes=probes))
-    options = competitors(asked, until=0.0)
-    chosen = recommend(options, asked)
-    (text,) = (sentence for sentence in reasons(chosen, options, asked) if "the pilot took" in sentence)
+    request = job(pilot=replace(PRICED, prices=free, probes=probes))
+    options = competitors(request, until=0.0)
+    chosen = recommend(options, request)
+    (text,) = (sentence for sentence in reasons(chosen, options, request) if "the pilot took" in sentence)
     words = r"the pilot took 360 steps of your job; without it (.+) would be recommended, .* takes (.+) times as long"
     match = re.fullmatch(words, text)
     other = next(option for option in options if option.name == match[1])

@@ -87,8 +87,8 @@ def test_slow_uplinks_yield_a_rack_aware_recommendation(examples):
     wanted = {"objective": Objective.COMMUNICATION, "data": Data.PER_WORKER, "max_consensus_distance": 0.3}
     wanted["optimizer"] = Optimizer.MOMENTUM  # under which averaging parameters costs no extra steps
     names = ("allreduce", "node-then-all", "node-digits", "hierarchy")
-    asked = [job(cluster, **wanted) for cluster in (racked, flat)]
-    aware, blind = (recommend(competitors(one, names=names), one) for one in asked)
+    request = [job(cluster, **wanted) for cluster in (racked, flat)]
+    aware, blind = (recommend(competitors(one, names=names), one) for one in request)
     assert aware.communication < communication(blind.schedule, racked.hardware).per_step
     assert communication(aware.schedule, flat.hardware).per_step > blind.communication
     assert aware.schedule.rule().radices == (2, 4), "digit 0 is the rack"
@@ -232,8 +232,8 @@ def test_repeated_phase_is_visited_once(look):
 
 
 def test_catalogue_is_built_once_for_all_optimizers():
-    asked = large_job("1x12")
-    competitors(replace(asked, optimizer=Optimizer.ADAM))
+    request = large_job("1x12")
+    competitors(replace(request, optimizer=Optimizer.ADAM))
     built = _variants.cache_info().misses
-    competitors(replace(asked, optimizer=Optimizer.SGD))
+    competitors(replace(request, optimizer=Optimizer.SGD))
     assert _variants.cache_info().misses == built

@@ -224,14 +224,14 @@ def test_simulate_compares_tables_with_averaged_embeddings(tmp_path):
     for name, payload in (("plain", Payload()), ("hybrid", Payload(tables=(words,)))):
         write_schedule(tmp_path / f"{name}.json", Schedule(name, CLUSTER, AllReduce(payload=payload)))
     files = [str(tmp_path / "plain.json"), str(tmp_path / "hybrid.json")]
-    asked = ["simulate", *files, "--model-bytes", "1MB", "--set", "nic=25MB/s", "--json"]
-    done = CliRunner().invoke(build_app(), [*asked, "--set", "touched=words:1%:2%:4%"])
+    arguments = ["simulate", *files, "--model-bytes", "1MB", "--set", "nic=25MB/s", "--json"]
+    done = CliRunner().invoke(build_app(), [*arguments, "--set", "touched=words:1%:2%:4%"])
     plain, hybrid = json.loads(done.stdout)["schedules"]
     assert hybrid["runs"] == "All-Reduce of gradients in every step, tables 1 sharded (Parallax)"
     assert plain["nic_bytes_per_step"] == pytest.approx(1.5 * (10**6 + 50_000 * 64 * 4))
     asked_for = 1_000 * (256 + 2 * 4) * 0.5 + 1_000 * 256 * 0.5
     assert hybrid["nic_bytes_per_step"] == pytest.approx(1.5 * 10**6 + asked_for)
-    assert "does not say how much of 'words'" in str(CliRunner().invoke(build_app(), asked).exception)
+    assert "does not say how much of 'words'" in str(CliRunner().invoke(build_app(), arguments).exception)
 
 
 def test_max_norm_and_whole_tensor_optimizers_restrict_placements():

@@ -60,8 +60,8 @@ def job(nodes, size, tolerate_failures, hardware=HARDWARE):
     ((250_000, 4), MILLION, 1, KEEP, "survivors keep their groups"),
 ], ids=["nodes", "leaders", "listed", "allreduce", "million"])  # fmt: skip
 def test_survivors_keep_groups_or_average_all_with_a_proof(shape, strategy, failures, rule, words):
-    asked = job(*shape, failures)
-    found = survival(Schedule("s", asked.cluster, strategy), asked)
+    request = job(*shape, failures)
+    found = survival(Schedule("s", request.cluster, strategy), request)
     assert found.schedule.failure_plan == FailurePlan(rule, failures)
     assert found.words.endswith(words)
     assert len(schedule_text(found.schedule)) < 2000
@@ -69,25 +69,27 @@ def test_survivors_keep_groups_or_average_all_with_a_proof(shape, strategy, fail
 
 
 def test_plans_are_limited_to_what_the_runtime_supports():
-    asked = replace(job(2, 2, 1), effort=0.2)
-    assert not elastic_blocker(plan(asked).recommendation.schedule)
+    request = replace(job(2, 2, 1), effort=0.2)
+    assert not elastic_blocker(plan(request).recommendation.schedule)
     by_layers = AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))
-    layers = Schedule("layers", asked.cluster, by_layers)
-    found = survival(layers, asked).schedule
+    layers = Schedule("layers", request.cluster, by_layers)
+    found = survival(layers, request).schedule
     assert prove(found).verdict is Status.PROVED
     assert not elastic_blocker(found)
     late = replace(layers, strategy=replace(by_layers, sync=Pipeline()))
     assert elastic_blocker(late)
-    check_error(ScheduleError, "gradient_buckets: is per_layer; no worker keeps late gradients", survival, late, asked)
+    check_error(
+        ScheduleError, "gradient_buckets: is per_layer; no worker keeps late gradients", survival, late, request
+    )
     for other, sync in (("gap", "iteration_gap"), ("quorum", "partial")):
         with pytest.raises(InputError, match=f"sync: expected synchronous, delay or pipeline .*, got {sync}; leave"):
-            replace(asked, **{other: True})
+            replace(request, **{other: True})
 
 
 @pytest.mark.parametrize(("sync", "waits"), [(Delay.PIPELINE, Pipeline()), (Delay.LATE, DelayedAveraging())])
 def test_delayed_sync_is_planned_and_proved(sync, waits):
-    asked = replace(job(2, 2, 2), sync=sync, effort=0.2)
-    found = plan(asked).recommendation.schedule
+    request = replace(job(2, 2, 2), sync=sync, effort=0.2)
+    found = plan(request).recommendation.schedule
     assert found.strategy.sync == waits
     assert found.failure_plan.failures == 2
     assert not elastic_blocker(found)
@@ -99,8 +101,8 @@ def test_delayed_sync_is_planned_and_proved(sync, waits):
 
 
 def test_hierarchical_allreduce_is_recommended_and_elastic():
-    asked = replace(job(2, 2, 1), effort=0.2)
-    found = plan(asked).recommendation
+    request = replace(job(2, 2, 1), effort=0.2)
+    found = plan(request).recommendation
     assert found.algorithm is AllReduceAlgorithm.HIERARCHICAL
     assert not elastic_blocker(found.schedule)
     assert prove(found.schedule).verdict is Status.PROVED
@@ -111,8 +113,8 @@ def test_hierarchical_allreduce_is_recommended_and_elastic():
     {"payload": Payload(outer=OuterStep(lr=0.7))},
 ])  # fmt: skip
 def test_codecs_and_outer_steps_keep_a_global_round_after_failures(options):
-    asked = job(3, 2, 2)
-    found = survival(Schedule("nodes", asked.cluster, replace(NODES, **options)), asked).schedule
+    request = job(3, 2, 2)
+    found = survival(Schedule("nodes", request.cluster, replace(NODES, **options)), request).schedule
     assert found.failure_plan is not None
     for rule in SurvivorRule:
         planned = replace(found, failure_plan=FailurePlan(rule, 2))
@@ -127,17 +129,17 @@ def test_first_proved_rule_within_1_1_of_the_fastest_is_chosen():
 
     The time of a rule is that of its slowest failure.
     """
-    asked = job(4, 1, 1, replace(HARDWARE, nic=Link(2e-3, 2e-10), compute=0.001))
+    request = job(4, 1, 1, replace(HARDWARE, nic=Link(2e-3, 2e-10), compute=0.001))
     square = RulePhases((2, 2), ((Block((0,), (0,)),), (Block((0,), (1,)),)))
-    bare = Schedule("square", asked.cluster, StaticGroups(phases=square))
-    found = survival(bare, asked).schedule
+    bare = Schedule("square", request.cluster, StaticGroups(phases=square))
+    found = survival(bare, request).schedule
     times = {}
     for rule in SurvivorRule:
         planned = replace(bare, failure_plan=FailurePlan(rule, 1))
         assert prove(planned)["survives"].status is Status.PROVED
         times[rule] = max(
             measure(
-                after_failure(planned, {failed}), replace(asked, cluster=survivors_of(asked.cluster, (failed,)))
+                after_failure(planned, {failed}), replace(request, cluster=survivors_of(request.cluster, (failed,)))
             ).time
             for failed in range(4)
         )
@@ -176,10 +178,10 @@ def test_unsupported_failure_plans_are_rejected():
 
 
 def test_too_many_failure_classes_fall_back_to_all_reduce(monkeypatch):
-    asked = job(2, 4, 2)
-    bare = build("node-then-all", asked.cluster)
-    assert survival(bare, asked).schedule.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
+    request = job(2, 4, 2)
+    bare = build("node-then-all", request.cluster)
+    assert survival(bare, request).schedule.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
     monkeypatch.setattr(survives, "MAX_CLASSES", 1)
-    found = survival(bare, asked).schedule
+    found = survival(bare, request).schedule
     assert found.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 2)
     assert prove(found).verdict is Status.PROVED

@@ -143,8 +143,8 @@ def test_delayed_option_wins_only_at_its_pessimistic_price(without_failures):
 
 
 def test_option_under_which_a_task_failed_must_win_fivefold(options):
-    asked = replace(JOB, optimizer=Optimizer.MOMENTUM)
-    priced = [replace(one, model=asked.steps_model) for one in synchronous(options)]
+    request = replace(JOB, optimizer=Optimizer.MOMENTUM)
+    priced = [replace(one, model=request.steps_model) for one in synchronous(options)]
     calm = find_option(priced, "allreduce(every=4) hierarchical")
     rare = replace(find_option(priced, "allreduce(every=24) hierarchical"), steps_ratio=calm.steps_ratio)
     assert rare.may_fail
@@ -153,9 +153,9 @@ def test_option_under_which_a_task_failed_must_win_fivefold(options):
     def faster(times):
         return replace(rare, step_seconds=calm.step_seconds / times)
 
-    assert least_time([calm, faster(0.99 * LOST_RATIO)], asked) is calm
-    assert least_time([calm, won := faster(1.01 * LOST_RATIO)], asked) is won
-    text = " ".join(reasons(calm, [calm, faster(2.0)], asked))
+    assert least_time([calm, faster(0.99 * LOST_RATIO)], request) is calm
+    assert least_time([calm, won := faster(1.01 * LOST_RATIO)], request) is won
+    text = " ".join(reasons(calm, [calm, faster(2.0)], request))
     assert "under momentum one of five test networks did not reach its loss with averages as rare" in text
     assert not replace(rare, surprise=0.0).may_fail, "a run on the job itself decides"
     assert not replace(rare, model=replace(JOB, optimizer=Optimizer.ADAM).steps_model).may_fail
@@ -163,27 +163,27 @@ def test_option_under_which_a_task_failed_must_win_fivefold(options):
 
 def test_delay_does_not_hide_rare_averaging():
     """All workers average every 51 steps, three late: the late distance hardly grows with rounds without averaging."""
-    asked = replace(JOB, cluster=replace(Cluster.parse("3x1"), hardware=HARDWARE))
+    request = replace(JOB, cluster=replace(Cluster.parse("3x1"), hardware=HARDWARE))
     rests = RulePhases((3,), ((),) * 16 + ((Block((0,), (0,)),),))
     at_once, late = (
-        measure(Schedule("rare", asked.cluster, StaticGroups(phases=rests, steps_per_round=3, sync=sync)), asked)
+        measure(Schedule("rare", request.cluster, StaticGroups(phases=rests, steps_per_round=3, sync=sync)), request)
         for sync in (SYNCHRONOUS, DelayedAveraging())
     )
     assert late.late_distance < late.model.lost.late
     assert late.synchronous_distance == pytest.approx(at_once.synchronous_distance)
     assert at_once.may_fail
     assert late.may_fail
-    text = " ".join(cautions(late, asked))
+    text = " ".join(cautions(late, request))
     assert "with averages as rare; --max consensus-distance=1.9 leaves them out" in text
 
 
 def test_best_option_without_failed_tasks_is_recommended():
     thin = replace(HARDWARE, nic=Link.of_bandwidth(0.05e9))
     place = replace(Cluster.parse("8x1"), hardware=thin)
-    asked = replace(JOB, cluster=place, optimizer=Optimizer.MOMENTUM)
-    weighed = competitors(asked, until=0.0)
+    request = replace(JOB, cluster=place, optimizer=Optimizer.MOMENTUM)
+    weighed = competitors(request, until=0.0)
     assert min(weighed, key=lambda one: one.time).may_fail
-    chosen = recommend(weighed, asked)
+    chosen = recommend(weighed, request)
     assert not chosen.may_fail
     plain = [one for one in synchronous(weighed) if one.is_plain and not one.may_fail]
     assert max(one.steps_per_round for one in plain) == 6, "at 7 steps a convolution failed"
@@ -207,10 +207,10 @@ def test_codec_must_save_more_than_10_percent(options):
 def test_requested_delay_counts_at_its_predicted_price(without_failures):
     options = without_failures
     late = min((option for option in options if option.delay is Delay.LATE), key=lambda option: option.time)
-    asked = replace(JOB, sync=Delay.LATE)
-    assert decisive_time(late, asked) == late.time < decisive_time(late, JOB)
+    request = replace(JOB, sync=Delay.LATE)
+    assert decisive_time(late, request) == late.time < decisive_time(late, JOB)
     assert decisive_time(late, replace(JOB, sync=Delay.PIPELINE)) == late.time_at_worst
-    assert recommend(options, asked).delay is Delay.LATE
+    assert recommend(options, request).delay is Delay.LATE
 
 
 def test_pilot_bounds_the_price_of_delay(options):
@@ -229,16 +229,16 @@ def test_pipeline_at_worst_has_the_price_of_the_most_expensive_task(options):
 
 def test_lower_regret_costs_at_most_a_fixed_share_of_time(options):
     """Averaging in every step has the least regret on the most expensive task, at a high price on all others."""
-    asked = replace(JOB, optimizer=Optimizer.SGD)
+    request = replace(JOB, optimizer=Optimizer.SGD)
     plain = find_option(options, "allreduce")
     spread = Metric(3.0, MetricKind.ESTIMATE)
     name = "allreduce(every=8) hierarchical"
     rare = replace(find_option(options, name), step_seconds=0.5, consensus_distance=spread)
-    rare = replace(rare, steps_ratio=asked.steps_model.steps_ratio(3.0, 0.0), communication=0.01)
+    rare = replace(rare, steps_ratio=request.steps_model.steps_ratio(3.0, 0.0), communication=0.01)
     for longer, chosen in ((1 + 0.9 * WORTH, "allreduce"), (1 + 1.1 * WORTH, name)):
         every = replace(plain, step_seconds=longer * rare.time, steps_ratio=1.0)
-        assert regrets([rare, every], asked)[0] > (1 + TIE) * regrets([rare, every], asked)[1]
-        assert least_time([rare, every], asked).name == chosen
+        assert regrets([rare, every], request)[0] > (1 + TIE) * regrets([rare, every], request)[1]
+        assert least_time([rare, every], request).name == chosen
 
 
 def test_recommended_delay_costs_at_most_5_percent_on_trained_jobs():
@@ -255,9 +255,9 @@ def test_sixteen_workers_on_slow_links_average_in_nodes_without_delay():
     thin = with_links(1e9, 5e6, latency=1e-4, model_bytes=2_192_296, compute=0.06)
     for slowdown in ((), ((0, 5.0),)):
         place = replace(JOB.cluster, hardware=replace(thin, slowdown=slowdown))
-        asked = replace(JOB, cluster=place, algorithm=AllReduceAlgorithm.HIERARCHICAL)
-        known = competitors(asked, names=("allreduce", "node-then-all"))
-        chosen = recommend(known, asked)
+        request = replace(JOB, cluster=place, algorithm=AllReduceAlgorithm.HIERARCHICAL)
+        known = competitors(request, names=("allreduce", "node-then-all"))
+        chosen = recommend(known, request)
         assert not chosen.late
         assert "node-then-all" in chosen.name
         assert chosen.time <= min(option.time for option in known if not option.late) * (1 + TIE)
@@ -276,18 +276,18 @@ def test_recommendation_is_never_dominated(options):
 
 
 def test_reasons_explain_why_the_fastest_is_not_chosen():
-    asked = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), sync=Delay.SYNCHRONOUS)
-    options = [replace(one, model=replace(one.model, lost=NEVER)) for one in competitors(asked, until=0.0)]
+    request = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), sync=Delay.SYNCHRONOUS)
+    options = [replace(one, model=replace(one.model, lost=NEVER)) for one in competitors(request, until=0.0)]
     fastest = min(options, key=lambda option: option.time)
-    plain = best_plain(options, asked)
+    plain = best_plain(options, request)
     near = replace(fastest, schedule=plain.schedule, step_seconds=1.01 * fastest.step_seconds, communication=0.0)
-    text = " ".join(reasons(near, [*options, near], asked))
+    text = " ".join(reasons(near, [*options, near], request))
     assert f"{fastest.name} is predicted to be 1.01 times as fast as it, but within 2% it is chosen because" in text
     other = find_option(options, "prague-figure-10")
-    text = " ".join(reasons(other, options, asked))
+    text = " ".join(reasons(other, options, request))
     assert "as fast as the best plain alternative" in text
     assert f"{plain.name} is predicted to be {other.time / plain.time:.2f} times as fast as it" in text
-    measured, guessed = gain(other, plain, asked.data), gain(replace(other, extrapolated=True), plain, asked.data)
+    measured, guessed = gain(other, plain, request.data), gain(replace(other, extrapolated=True), plain, request.data)
     assert str(measured) == f"{measured.ratio:.2f} times ({measured.low:.2f} to {measured.high:.2f})"
     assert str(guessed) == f"{measured.low:.2f} to {measured.high:.2f} times"
 
@@ -328,9 +328,9 @@ def test_baselines_are_the_best_of_their_kind(options):
 
 
 def test_equal_drift_is_decided_by_communication():
-    asked = replace(JOB, objective=Objective.DRIFT)
-    options = competitors(asked, until=0.0)
-    chosen = recommend(options, asked)
+    request = replace(JOB, objective=Objective.DRIFT)
+    options = competitors(request, until=0.0)
+    chosen = recommend(options, request)
     assert float(chosen.drift) == 0
     assert chosen.is_plain
     assert chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL, "equal drift, less communication"
@@ -338,11 +338,11 @@ def test_equal_drift_is_decided_by_communication():
 
 def test_reasons_say_that_the_fastest_is_slow_on_its_worst_task():
     place = replace(JOB.cluster, hardware=replace(HARDWARE, nic=Link.of_bandwidth(8e9)))
-    asked = replace(JOB, cluster=place, optimizer=Optimizer.ADAM, sync=Delay.SYNCHRONOUS)
-    options = [option for option in competitors(asked, until=0.0) if is_simple(option)]
-    chosen, fastest = recommend(options, asked), min(options, key=lambda option: option.time)
+    request = replace(JOB, cluster=place, optimizer=Optimizer.ADAM, sync=Delay.SYNCHRONOUS)
+    options = [option for option in competitors(request, until=0.0) if is_simple(option)]
+    chosen, fastest = recommend(options, request), min(options, key=lambda option: option.time)
     assert fastest.time < chosen.time * (1 - TIE), "at the prices that fit all tasks best"
-    text = " ".join(reasons(chosen, options, asked))
+    text = " ".join(reasons(chosen, options, request))
     faster = chosen.time / fastest.time
     line = f"{fastest.name} is predicted to be {faster:.2f} times as fast as it, but on the task that suits it least"
     assert line in text

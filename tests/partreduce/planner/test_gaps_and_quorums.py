@@ -33,10 +33,10 @@ GAP_WORDS = WORDS["iteration_gap"]
 job = jobs("2x4", HARDWARE, effort=20.0)
 
 
-def simulate_gaps(asked, effort=0.8):
+def simulate_gaps(request, effort=0.8):
     kind, pay = KINDS["iteration_gap"], payer(Clock(seconds=1e3, effort=effort), effort)
-    candidates = kind.candidates(asked, pay) if kind.weighs(asked) else ()
-    return try_all(candidates, asked, pay, in_any_case=bool(asked.gap))
+    candidates = kind.candidates(request, pay) if kind.weighs(request) else ()
+    return try_all(candidates, request, pay, in_any_case=bool(request.gap))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_settings_follow_from_the_slowdown():
 
 
 def test_gap_options_match_their_schedules(long_steps, slow_worker):
-    for options, asked in (
+    for options, request in (
         (long_steps, job(disturbance=LONG_STEPS)),
         (slow_worker, job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)))),
     ):
@@ -92,7 +92,9 @@ def test_gap_options_match_their_schedules(long_steps, slow_worker):
                 assert float(option.consensus_distance) == pytest.approx(float(consensus_distance(option.schedule)))
                 assert option.gap.progress == pytest.approx(1)
         best = min(options, key=lambda option: option.time)
-        timeline = simulate(best.schedule, asked.hardware, compute=asked.compute_times, num_rounds=150, seed=asked.seed)
+        timeline = simulate(
+            best.schedule, request.hardware, compute=request.compute_times, num_rounds=150, seed=request.seed
+        )
         assert best.step_seconds == pytest.approx(timeline.per_step(warm_up=30), rel=0.15)
         names = [option.name for option in options]
         assert len(set(names)) == len(names)
@@ -111,19 +113,19 @@ def test_front_and_recommendation_of_gaps_are_consistent(long_steps):
     kept = front(long_steps)
     for a, b in itertools.permutations(kept, 2):
         assert any(x > y for x, y in zip(a.costs.all(), b.costs.all(), strict=True)), (a.name, b.name)
-    asked = job(disturbance=LONG_STEPS, gap=True)
-    chosen = recommend(long_steps, asked)
+    request = job(disturbance=LONG_STEPS, gap=True)
+    chosen = recommend(long_steps, request)
     assert any(option is chosen for option in kept)
     fastest = min(option.time for option in kept if option.gap)
     assert chosen.time <= fastest * (1 + TIE)
     smaller = [option for option in kept if option.gap and simplicity(option) < simplicity(chosen)]
     assert all(option.time > fastest * (1 + TIE) for option in smaller), "the simplest of equals"
     least = min(option.gap.memory_bytes for option in long_steps if option.gap)
-    tight = replace(asked, max_queues=least)
+    tight = replace(request, max_queues=least)
     small = recommend(long_steps, tight)
     assert small.gap.memory_bytes == least
     with pytest.raises(UndecidedError, match=f"the least that was found are {least:.0f}"):
-        recommend(long_steps, replace(asked, max_queues=least / 2))
+        recommend(long_steps, replace(request, max_queues=least / 2))
 
 
 def test_queue_limit_keeps_the_smallest_for_the_error():
@@ -133,13 +135,13 @@ def test_queue_limit_keeps_the_smallest_for_the_error():
 
 
 def test_reasons_state_what_a_gap_gains_and_costs(long_steps, slow_worker):
-    asked = job(disturbance=LONG_STEPS, gap=True)
+    request = job(disturbance=LONG_STEPS, gap=True)
     stale = next(option for option in long_steps if "staleness 5" in option.name)
-    text = " ".join(GAP_WORDS.reasons(stale, long_steps, asked))
+    text = " ".join(GAP_WORDS.reasons(stale, long_steps, request))
     assert "answers steps that take up to 6 times as long now and then: updates up to 5 steps old serve" in text
     assert "without that a step would take" in text
     assert "of a worker's memory" in text
-    assert "not proved" in " ".join(GAP_WORDS.cautions(stale, asked))
+    assert "not proved" in " ".join(GAP_WORDS.cautions(stale, request))
     slowed = job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), data=Data.PER_WORKER)
     skipping = next(option for option in slow_worker if "skip" in option.name)
     text = " ".join([*GAP_WORDS.reasons(skipping, slow_worker, slowed), *GAP_WORDS.cautions(skipping, slowed)])
@@ -158,19 +160,19 @@ def test_gaps_are_simulated_only_for_slow_workers_or_on_request():
 
 
 def test_effort_bounds_the_simulated_gaps():
-    asked = job(disturbance=LONG_STEPS)
-    some, rest = simulate_gaps(asked, 0.3)
+    request = job(disturbance=LONG_STEPS)
+    some, rest = simulate_gaps(request, 0.3)
     assert some
     assert rest
-    assert [option.to_json() for option in some] == [option.to_json() for option in simulate_gaps(asked, 0.3)[0]]
+    assert [option.to_json() for option in some] == [option.to_json() for option in simulate_gaps(request, 0.3)[0]]
 
 
 def test_design_writes_a_proved_gap(tmp_path, capsys):
     path = tmp_path / "gap.json"
-    asked = [
+    arguments = [
         "design", "2x3", "--model-bytes", "1MB", "--set", "disturb=hop", "--sync", "iteration_gap", "--effort", "0.2",
     ]  # fmt: skip
-    answer = json.loads(ran(capsys, [*asked, "--json", "-o", str(path)]).out)
+    answer = json.loads(ran(capsys, [*arguments, "--json", "-o", str(path)]).out)
     assert answer["recommendation"]["sync"] == "iteration_gap"
     assert answer["recommendation"]["verdict"] == "proved"
     assert answer["gain"]["alternative"].startswith("allreduce")
@@ -180,12 +182,12 @@ def test_design_writes_a_proved_gap(tmp_path, capsys):
     row, _ = json.loads(capsys.readouterr().out)["schedules"]
     assert (row["sync"], row["runs"]) == ("iteration_gap", describe(load_schedule(path)))
     assert row["memory_bytes"] == answer["recommendation"]["iteration_gap"]["memory_bytes"]
-    assert "max-queues" in ran(capsys, [*asked, "--max", "queues=1kB"], 3).err
+    assert "max-queues" in ran(capsys, [*arguments, "--max", "queues=1kB"], 3).err
 
 
 def test_gaps_are_considered_by_default():
-    asked = replace(job("2x3", disturbance=LONG_STEPS), effort=1.0)
-    found = add_reasons(plan(asked), asked)
+    request = replace(job("2x3", disturbance=LONG_STEPS), effort=1.0)
+    found = add_reasons(plan(request), request)
     assert any(option.gap for option in found.options)
     assert any("gap" in sentence for sentence in found.reasons)
     assert all(math.isfinite(option.time) for option in found.front)
@@ -203,8 +205,8 @@ def test_invalid_gap_jobs_are_rejected():
 ])  # fmt: skip
 def test_hop_is_recommended_if_it_wins_by_more_than_its_error(optimizer, slow, nic, size, gap):
     hardware = replace(with_links(10e9, nic, model_bytes=size, compute=0.1), slowdown=((3, slow),))
-    asked = PlanRequest(cluster=replace(Cluster.parse("1x4"), hardware=hardware), optimizer=optimizer)
-    chosen = plan(asked).recommendation
+    request = PlanRequest(cluster=replace(Cluster.parse("1x4"), hardware=hardware), optimizer=optimizer)
+    chosen = plan(request).recommendation
     assert bool(chosen.gap) == gap
     assert gap or not isinstance(chosen.steps_per_round, int)
 
@@ -218,8 +220,8 @@ quorum_job = jobs("2x4", HARDWARE, effort=20.0, quorum=True)
 
 @pytest.fixture(scope="module")
 def quorum_plan():
-    asked = quorum_job(hardware=ONE_SLOW, effort=1.5)
-    return add_reasons(plan(asked), asked)
+    request = quorum_job(hardware=ONE_SLOW, effort=1.5)
+    return add_reasons(plan(request), request)
 
 
 def test_quorum_of_all_but_the_slow_worker_is_recommended(quorum_plan):
@@ -254,23 +256,23 @@ def test_quorum_of_all_but_the_slow_worker_is_recommended(quorum_plan):
 
 
 def test_equal_workers_need_no_quorum():
-    asked = quorum_job(effort=0.5)
-    found = add_reasons(plan(asked), asked)
+    request = quorum_job(effort=0.5)
+    found = add_reasons(plan(request), request)
     line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
     assert line.startswith("recommended: All-Reduce without a quorum. No worker is slow")
 
 
 def test_queue_depth_fits_the_longest_step_and_the_memory():
-    def settings(asked):
-        return [one.schedule.strategy.sync for one in KINDS["partial"].candidates(asked, lambda _: True)]
+    def settings(request):
+        return [one.schedule.strategy.sync for one in KINDS["partial"].candidates(request, lambda _: True)]
 
-    asked = quorum_job(hardware=ONE_SLOW)
-    late = {one.quorum: one.staleness for one in settings(asked)}
+    request = quorum_job(hardware=ONE_SLOW)
+    late = {one.quorum: one.staleness for one in settings(request)}
     assert late[7] < late[4] < late["solo"], "that many rounds pass during a slow step"
-    tight = replace(asked, max_queues=8e6)
+    tight = replace(request, max_queues=8e6)
     assert {one.staleness for one in settings(tight)} == {3}, "two arrays per result, and two more"
     with pytest.raises(UndecidedError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
-        plan(replace(asked, max_queues=1e6, effort=0.3))
+        plan(replace(request, max_queues=1e6, effort=0.3))
     assert [one.quorum for one in settings(quorum_job("2x1"))] == ["majority", "solo"]
 
 

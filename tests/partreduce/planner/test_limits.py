@@ -56,8 +56,8 @@ def test_equal_effort_gives_an_identical_answer_on_a_slow_machine(monkeypatch):
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 2)  # a reading takes half a second
     options = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
-    asked = job("3,2", hardware=slowed, effort=0.3, time_limit=600.0, **options)
-    quiet = add_reasons(plan(asked), asked)
+    request = job("3,2", hardware=slowed, effort=0.3, time_limit=600.0, **options)
+    quiet = add_reasons(plan(request), request)
     assert next(looks) > 20
     document = json.loads(loaded.stdout)
     assert document["answer"]["capped"] is False
@@ -71,8 +71,8 @@ def test_little_starts_after_the_time_limit(monkeypatch, effort):
     """Each reading of the clock takes a second, so the time is over after ten."""
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
-    asked = job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE)
-    answer = add_reasons(plan(asked), asked)
+    request = job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE)
+    answer = add_reasons(plan(request), request)
     assert answer.answer.capped
     assert "its time limit of 10 s" in answer.answer.ended
     assert len(answer.options) < 12
@@ -116,13 +116,13 @@ def test_clock_reports_its_stop_reason():
 
 def test_each_answer_status_has_its_exit_code(capsys):
     base = ["design", "4x4", "--model-bytes", "552MB", "--algorithm", "ring", "--effort", "0.2", "--json"]
-    asked = {
+    request = {
         "feasible": (0, []),
         "optimal": (0, ["--objective", "consensus-distance", "--max", "communication=207ms"]),
         "infeasible": (4, ["--max", "communication=1us"]),
         "unknown": (3, ["--max", "communication=110.4ms", "--max", "consensus-distance=3/10"]),
     }
-    for status, (code, options) in asked.items():
+    for status, (code, options) in request.items():
         assert main([*base, *options]) == code, status
         captured = capsys.readouterr()
         answer = json.loads(captured.out)["answer"]
@@ -136,10 +136,10 @@ def test_optimal_needs_a_known_bound():
     proved = plan(distance_job)
     assert proved.answer.status is Status.OPTIMAL
     assert proved.answer.because == "its consensus distance is 0, and none is below"
-    for asked in (job("2x2", effort=0.1), replace(distance_job, limits=Limits(max_communication=0.1))):
-        found = plan(asked).answer
+    for request in (job("2x2", effort=0.1), replace(distance_job, limits=Limits(max_communication=0.1))):
+        found = plan(request).answer
         assert found.status is Status.FEASIBLE
-        assert found.because == f"no bound is known for the objective {asked.objective}"
+        assert found.because == f"no bound is known for the objective {request.objective}"
 
 
 def test_infeasible_includes_a_proof_and_undecided_the_stop_reason():
@@ -194,28 +194,28 @@ def test_effort_must_be_positive_and_finite(effort):
 
 def test_undecided_error_names_an_option_of_the_requested_sync():
     """Regression: the error named synchronous All-Reduce, which was not allowed."""
-    asked = {"effort": 0.1, "time_limit": 3600.0}
+    request = {"effort": 0.1, "time_limit": 3600.0}
     with pytest.raises(UndecidedError, match=r"the least found is 0\.75 .* \(allreduce late"):
-        plan(job("2x2", sync=Delay.LATE, max_consensus_distance=0.01, **asked))
+        plan(job("2x2", sync=Delay.LATE, max_consensus_distance=0.01, **request))
     with pytest.raises(UndecidedError, match=r"a pipeline sums .* all 4 workers .*; leave out --max group, or --sync"):
-        plan(job("2x2", sync=Delay.PIPELINE, max_group=2, **asked))
+        plan(job("2x2", sync=Delay.PIPELINE, max_group=2, **request))
     with pytest.raises(UndecidedError, match="found; raise --max period or --max group or --max phases"):
-        plan(job("4x1", max_group=2, max_distinct_phases=1, **asked))
+        plan(job("4x1", max_group=2, max_distinct_phases=1, **request))
     with pytest.raises(InfeasibleError, match=r"expected at least .*\(proved: crossing bound of 24 rounds: "):
-        plan(job("1x4", max_communication=1e-6, **asked))
+        plan(job("1x4", max_communication=1e-6, **request))
 
 
 def test_selected_schedule_may_exceed_the_limits():
-    asked = job("2x2", max_communication=1e-6, effort=0.1, time_limit=3600.0)
+    request = job("2x2", max_communication=1e-6, effort=0.1, time_limit=3600.0)
     with pytest.raises(InfeasibleError):
-        plan(asked)
-    assert plan(replace(asked, take="allreduce")).recommendation.name == "allreduce"
+        plan(request)
+    assert plan(replace(request, take="allreduce")).recommendation.name == "allreduce"
 
 
 def test_clusters_too_large_for_dense_matrices_use_the_catalogue():
     hardware = replace(HARDWARE, slowdown=((3, 2.0),))
-    asked = job("300x2", hardware=hardware, effort=0.3)
-    answer = add_reasons(plan(asked), asked)
+    request = job("300x2", hardware=hardware, effort=0.3)
+    answer = add_reasons(plan(request), request)
     assert answer.recommendation.status == "catalogue"
     not_weighed = (
         "weighted graphs, unequal steps per round, neighbors that keep a gap and quorums are weighed for at most 256"
@@ -256,8 +256,8 @@ def test_default_effort_is_quick_and_reproducible():
 
 
 def test_unequal_steps_are_considered_at_multiples():
-    asked = quick_job("3x1", hardware=replace(QUICK_HARDWARE, slowdown=((2, 2.0),)), gap=False, quorum=False)
-    options = {option.name: option for option in plan(asked).options}
+    request = quick_job("3x1", hardware=replace(QUICK_HARDWARE, slowdown=((2, 2.0),)), gap=False, quorum=False)
+    options = {option.name: option for option in plan(request).options}
     for factor in (1, 2, 3):
         every = f"(every={2 * factor})" if factor > 1 else ""
         option = options[f"paced allreduce{every}"]
@@ -293,13 +293,15 @@ def test_thorough_answer_reports_its_gain_over_quick(monkeypatch):
 
 @pytest.mark.parametrize("disturbance", [None, RandomDelay(1, 0.2), RotatingDelay(0.0, 0.1)], ids=str)
 def test_random_step_times_are_sampled_for_the_best_options(disturbance):
-    asked = quick_job("2x2", disturbance=disturbance)
-    asked = replace(asked, cluster=replace(asked.cluster, hardware=replace(QUICK_HARDWARE, jitter=0.2)), gap=False)
-    even = asked.at_mean_speeds
+    request = quick_job("2x2", disturbance=disturbance)
+    request = replace(
+        request, cluster=replace(request.cluster, hardware=replace(QUICK_HARDWARE, jitter=0.2)), gap=False
+    )
+    even = request.at_mean_speeds
     assert even.compute_times.is_fixed
-    drawn = sample_seconds(asked.compute_times, 4, seed=1)
+    drawn = sample_seconds(request.compute_times, 4, seed=1)
     assert even.compute_times.base == pytest.approx(drawn.mean(), rel=0.1)
-    found = plan(replace(asked, quorum=False))
+    found = plan(replace(request, quorum=False))
     assert found.recommendation.step_error > 0, "sampled step times have an error"
     for option in (one for one in found.options if one.facts is None):
         once = measure(option.schedule, even, algorithm=option.algorithm).step_seconds
@@ -307,7 +309,7 @@ def test_random_step_times_are_sampled_for_the_best_options(disturbance):
 
 
 def test_extrapolated_option_is_not_recommended():
-    asked = quick_job("4x4", optimizer=Optimizer.ADAM)
-    found = plan(asked)
+    request = quick_job("4x4", optimizer=Optimizer.ADAM)
+    found = plan(request)
     assert not found.recommendation.extrapolated
-    assert min(allowed_options(found.options, asked), key=lambda one: one.time).extrapolated
+    assert min(allowed_options(found.options, request), key=lambda one: one.time).extrapolated

@@ -28,8 +28,8 @@ job = jobs("4x2", THIN, optimizer=Optimizer.ADAM, effort=2.0, time_limit=3600.0,
 def outer_plan():
     """A plan that selects an outer step by name, which changes no option."""
     (taken, *_) = KINDS["outer"].candidates(job(), lambda _: True)
-    asked = job(take=taken.name)
-    return add_reasons(plan(asked), asked)
+    request = job(take=taken.name)
+    return add_reasons(plan(request), request)
 
 
 @pytest.fixture
@@ -153,11 +153,11 @@ def test_more_fragments_than_measured_are_extrapolated(outer):
 
 @pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.MOMENTUM])
 def test_outer_steps_state_their_learning_rate_for_each_optimizer(optimizer):
-    asked = job(optimizer=optimizer, effort=0.3)
-    options = [one for one in plan(asked).options if one.facts and one.facts.kind == "outer"]
+    request = job(optimizer=optimizer, effort=0.3)
+    options = [one for one in plan(request).options if one.facts and one.facts.kind == "outer"]
     assert options
     for option in options:
-        _, text = WORDS["outer"].reasons(option, [option], asked)
+        _, text = WORDS["outer"].reasons(option, [option], request)
         words = f"with {option.facts.rate:g} times the learning rate that was best for All-Reduce"
         assert (words in text) == (option.facts.rate != 1)
         assert option.to_json()["outer"]["learning_rate"] == option.facts.rate
@@ -175,9 +175,9 @@ def test_recommended_outer_step_is_proved_and_explained(outer_plan, outer):
     ({"data": Data.PER_WORKER}, "on shuffled data"),
 ])  # fmt: skip
 def test_outer_steps_without_a_price_are_skipped_and_listed(changes, why):
-    asked = job(**changes)
-    assert not KINDS["outer"].weighs(asked)
-    (text,) = (line for line in not_weighed(asked) if line.startswith("outer steps"))
+    request = job(**changes)
+    assert not KINDS["outer"].weighs(request)
+    (text,) = (line for line in not_weighed(request) if line.startswith("outer steps"))
     assert why in text
 
 

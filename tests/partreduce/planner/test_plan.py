@@ -113,9 +113,11 @@ LAB = Hardware(nic=Link.of_bandwidth(25e6), inside=Link.of_bandwidth(1e10), mode
 
 def test_less_slow_worker_costs_at_most_the_error_margin():
     """Unequal steps per round win by less than their error at 1.1 times the compute time, by more at 1.5 times."""
-    asked = [job("2x4", hardware=replace(LAB, slowdown=((0, slow),)), optimizer=Optimizer.ADAM) for slow in (1.1, 1.5)]
+    request = [
+        job("2x4", hardware=replace(LAB, slowdown=((0, slow),)), optimizer=Optimizer.ADAM) for slow in (1.1, 1.5)
+    ]
     names = ("allreduce", "node-then-all")
-    less, more = (recommend(competitors(one, names=names), one).time for one in asked)
+    less, more = (recommend(competitors(one, names=names), one).time for one in request)
     assert less <= more * (1 + LEAST_ERROR)
 
 
@@ -144,9 +146,9 @@ def test_slow_worker_appears_as_waiting(catalogue):
 
 
 def test_hierarchical_algorithm_is_named():
-    words, asked = "as its file says: algorithm hierarchical", job(algorithm=AllReduceAlgorithm.HIERARCHICAL)
-    chosen = recommend(competitors(asked, names=("allreduce",)), asked)
-    assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
+    words, request = "as its file says: algorithm hierarchical", job(algorithm=AllReduceAlgorithm.HIERARCHICAL)
+    chosen = recommend(competitors(request, names=("allreduce",)), request)
+    assert any(words in sentence for sentence in [*reasons(chosen, [chosen], request), *cautions(chosen, request)])
     assert chosen.schedule.strategy.transport.algorithm is AllReduceAlgorithm.HIERARCHICAL, "the schedule states it"
 
 
@@ -233,15 +235,15 @@ def test_late_distance_adds_to_the_steps_ratio():
 
 def test_parameter_averaging_under_adam_costs_steps_even_at_distance_0():
     """One node: node-then-all averages parameters in every step, but each worker keeps its Adam moments."""
-    asked = job("1x8", optimizer=Optimizer.ADAM)
+    request = job("1x8", optimizer=Optimizer.ADAM)
     parameters, every_step = (
-        measure(registry.entry(name).build(asked.cluster), asked) for name in ("node-then-all", "allreduce")
+        measure(registry.entry(name).build(request.cluster), request) for name in ("node-then-all", "allreduce")
     )
     assert parameters.consensus_distance.value == 0
-    assert parameters.steps_ratio == pytest.approx(1 + price_of_moments(asked.steps_model.noise, 8))
+    assert parameters.steps_ratio == pytest.approx(1 + price_of_moments(request.steps_model.noise, 8))
     assert parameters.steps_ratio > 1.3
     assert every_step.steps_ratio == 1
-    assert measure(parameters.schedule, replace(asked, optimizer=Optimizer.SGD)).steps_ratio == 1
+    assert measure(parameters.schedule, replace(request, optimizer=Optimizer.SGD)).steps_ratio == 1
 
 
 def test_delay_is_nearly_free_under_momentum_but_not_sgd():
@@ -255,9 +257,9 @@ def test_delay_is_nearly_free_under_momentum_but_not_sgd():
 
 
 def test_recommendation_minimizes_the_worst_case_regret():
-    asked = job("2x4", optimizer=Optimizer.SGD, sync=Delay.SYNCHRONOUS)
-    options = [option for option in competitors(asked, until=0.0) if math.isfinite(option.time)]
-    chosen, usual = recommend(options, asked), asked.steps_model
+    request = job("2x4", optimizer=Optimizer.SGD, sync=Delay.SYNCHRONOUS)
+    options = [option for option in competitors(request, until=0.0) if math.isfinite(option.time)]
+    chosen, usual = recommend(options, request), request.steps_model
 
     def worst(option):
         cases = [[one.time_in(case, usual, delay=True) for one in (option, *options)] for case in usual.cases]
@@ -267,12 +269,12 @@ def test_recommendation_minimizes_the_worst_case_regret():
 
 
 def test_infinite_prices_stay_separate_and_zero_prices_extrapolate():
-    asked = job("2x4")
-    rare = find_option(competitors(asked, until=0.0), "allreduce(every=24) hierarchical")
-    endless = replace(asked.steps_model, a=1e17)
+    request = job("2x4")
+    rare = find_option(competitors(request, until=0.0), "allreduce(every=24) hierarchical")
+    endless = replace(request.steps_model, a=1e17)
     spread = float(rare.consensus_distance)
     priced = replace(rare, model=endless, steps_ratio=endless.steps_ratio(spread, 0.0))
-    usual = asked.steps_model
+    usual = request.steps_model
     assert priced.time_in(usual, endless, delay=True) == pytest.approx(rare.time)
     apart = replace(rare, consensus_distance=replace(rare.consensus_distance, value=1e17))
     apart = replace(apart, steps_ratio=usual.steps_ratio(1e17, 0.0))

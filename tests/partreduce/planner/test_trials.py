@@ -87,8 +87,8 @@ def test_more_kinds_never_cost_more_than_the_regret_margin(whole_plan):
 
 
 def test_skipped_kinds_are_listed_with_the_reason():
-    def skipped_lines(asked):
-        return [line for line in not_weighed(asked) if line.startswith("groups on request")]
+    def skipped_lines(request):
+        return [line for line in not_weighed(request) if line.startswith("groups on request")]
 
     (line,) = skipped_lines(job("65x1"))
     assert line == "groups on request, pairs and servers are weighed for at most 64 workers, not 65"
@@ -129,15 +129,15 @@ def test_small_effort_measures_unequal_steps_with_random_times():
 THIN = with_links(442.9e6, 11.07e6, latency=1e-4, model_bytes=2_730_747, compute=0.03875, jitter=0.1)
 
 
-def distance_after(schedule, asked, num_rounds):
+def distance_after(schedule, request, num_rounds):
     """Return the consensus distance of an iteration-gap run after `num_rounds`, computed from its reduces."""
-    replay = Replay(schedule.strategy.graphs[0], schedule.strategy.sync, seed=asked.seed)
-    times = asked.compute_times
+    replay = Replay(schedule.strategy.graphs[0], schedule.strategy.sync, seed=request.seed)
+    times = request.compute_times
     case = Case(
-        schedule, asked.hardware, times, num_rounds, asked.seed, model_bytes=None, algorithm=AllReduceAlgorithm.RING
+        schedule, request.hardware, times, num_rounds, request.seed, model_bytes=None, algorithm=AllReduceAlgorithm.RING
     )
     run_gaps(replace(case, listeners=(replay,)))
-    return replay.replayed(asked.cluster.node_of()).consensus_distance
+    return replay.replayed(request.cluster.node_of()).consensus_distance
 
 
 THRESHOLD = "clustered gap: backup 1, parallel"
@@ -146,23 +146,23 @@ THRESHOLD = "clustered gap: backup 1, parallel"
 
 @cache
 def option_at(bandwidth):
-    asked, kind = threshold_job(bandwidth), KINDS["iteration_gap"]
-    candidates = (one for one in kind.candidates(asked, lambda _: True) if one.name == THRESHOLD)
-    ((option,), _) = try_all(candidates, asked, lambda _: True, in_any_case=False)
+    request, kind = threshold_job(bandwidth), KINDS["iteration_gap"]
+    candidates = (one for one in kind.candidates(request, lambda _: True) if one.name == THRESHOLD)
+    ((option,), _) = try_all(candidates, request, lambda _: True, in_any_case=False)
     return option
 
 
-def settle(asked, options, effort=1e3):
-    check = SteadyCheck(asked, Clock(seconds=1e4, effort=effort), effort)
+def settle(request, options, effort=1e3):
+    check = SteadyCheck(request, Clock(seconds=1e4, effort=effort), effort)
     return check.settled(options), check
 
 
 @pytest.mark.parametrize(("order", "is_late"), [(UpdateOrder.ADAPT_THEN_COMBINE, False), (UpdateOrder.DPSGD, True)])
 def test_trial_memory_matches_the_prediction_and_late_distance_needs_delay(order, is_late):
-    asked = job()
-    ring = registry.build("ring", asked.cluster)
+    request = job()
+    ring = registry.build("ring", request.cluster)
     schedule = replace(ring, strategy=replace(ring.strategy, sync=IterationGap(update_order=order)))
-    run = trial(Candidate("iteration_gap", "ring", "standard", schedule), asked, 8)
+    run = trial(Candidate("iteration_gap", "ring", "standard", schedule), request, 8)
     assert run.option.facts.memory_bytes == predict(schedule, JITTERED, num_rounds=8).memory_bytes
     assert (run.option.late_distance > 0) == is_late
 
@@ -179,12 +179,12 @@ def test_distances_are_steady_within_10_percent():
 @pytest.mark.timeout(900)
 def test_isolated_nodes_are_not_recommended():
     """On these links updates of other nodes are always late, so each node trains alone and no worker waits."""
-    asked = steady_job("4x8", THIN, optimizer=Optimizer.ADAM, effort=10.0)
-    planned = plan(asked)
-    graph = registry.build("clustered", asked.cluster)
+    request = steady_job("4x8", THIN, optimizer=Optimizer.ADAM, effort=10.0)
+    planned = plan(request)
+    graph = registry.build("clustered", request.cluster)
     gap = IterationGap(max_ig=2, backup=1, update_order=UpdateOrder.DPSGD)
     alone = replace(graph, name="clustered gap: backup 1, parallel", strategy=replace(graph.strategy, sync=gap))
-    apart = [distance_after(alone, asked, rounds) for rounds in (60, 180, 360)]
+    apart = [distance_after(alone, request, rounds) for rounds in (60, 180, 360)]
     assert apart[2] > 2 * apart[1] * 0.9 > 4 * apart[0] * 0.9, "the distance grows with the run"
     assert alone.name not in {option.name for option in planned.options}
     assert alone.name not in {option.name for option in planned.front}
@@ -192,7 +192,7 @@ def test_isolated_nodes_are_not_recommended():
     chosen = planned.recommendation
     if not planned.proof.guarantees_consensus:
         assert chosen.gap is not None
-        assert is_steady([distance_after(chosen.schedule, asked, rounds) for rounds in (60, 180, 360)])
+        assert is_steady([distance_after(chosen.schedule, request, rounds) for rounds in (60, 180, 360)])
     assert planned.to_json()["recommendation"]["consensus"] == planned.consensus
 
 
@@ -204,11 +204,11 @@ def threshold_job(bandwidth):
 
 @pytest.mark.parametrize(("bandwidth", "steady"), [(37e6, False), (40e6, True)])
 def test_steady_check_separates_links_just_below_and_above_the_need(bandwidth, steady):
-    asked, option = threshold_job(bandwidth), option_at(bandwidth)
-    kept, check = settle(asked, [option])
+    request, option = threshold_job(bandwidth), option_at(bandwidth)
+    kept, check = settle(request, [option])
     assert [option.name for option in kept] == [THRESHOLD] * steady
     assert (THRESHOLD in check.left_out) == (not steady)
-    apart = [distance_after(option.schedule, asked, rounds) for rounds in (60, 120, 240)]
+    apart = [distance_after(option.schedule, request, rounds) for rounds in (60, 120, 240)]
     if steady:
         (option,) = kept
         assert is_steady(apart)
@@ -227,9 +227,9 @@ def test_option_without_time_for_a_long_run_is_listed():
 
 
 def test_selected_option_that_is_not_steady_is_rejected():
-    asked = replace(threshold_job(37e6), take=THRESHOLD)
+    request = replace(threshold_job(37e6), take=THRESHOLD)
     with pytest.raises(UndecidedError, match=rf"--select '{THRESHOLD}': .*after 60, 120 and 240 rounds"):
-        settle(asked, [option_at(37e6)])
+        settle(request, [option_at(37e6)])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -240,27 +240,27 @@ def test_random_jobs_recommend_proved_or_steady_options(seed):
         1e9, rng.choice([5e6, 2e7, 4e7, 1e9]), model_bytes=1_000_000, compute=0.05, jitter=rng.choice([0.1, 0.4]),
         slowdown=((1, 3.0),) if rng.random() < 0.4 else (),
     )  # fmt: skip
-    asked = steady_job(rng.choice(["2x3", "4x2", "8x1"]), hardware, effort=0.7, disturbance=disturbance)
-    planned = plan(asked)
+    request = steady_job(rng.choice(["2x3", "4x2", "8x1"]), hardware, effort=0.7, disturbance=disturbance)
+    planned = plan(request)
     assert all(option.longer is None for option in planned.options), "each simulated option was extended"
     assert planned.proof.guarantees_consensus == (planned.consensus == "guaranteed")
     for option in planned.options:
         if option.gap and option.consensus_distance.kind is Kind.ESTIMATE:
             rounds = int(option.consensus_distance.how.split()[-2])
             assert rounds >= 240
-            assert distance_after(option.schedule, asked, rounds // 2) == pytest.approx(
+            assert distance_after(option.schedule, request, rounds // 2) == pytest.approx(
                 float(option.consensus_distance), rel=0.15
             )
 
 
 def test_option_that_wins_only_at_the_stated_slowdown_is_excluded():
     fast = with_links(1e9, 1e9, model_bytes=1_000_000, compute=0.05, slowdown=((5, 4.0),))
-    asked = steady_job("2x4", fast, effort=20.0)
-    gaps = KINDS["iteration_gap"].candidates(asked, lambda _: True)
-    chosen = next(candidate for candidate in gaps if "skip" in candidate.name).option(asked)
-    plain = measure(registry.build("allreduce", asked.cluster), asked)
-    check = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 1e3)
-    just_behind = replace(plain, steps_ratio=1.05 * decisive_time(chosen, asked) / plain.step_seconds)
+    request = steady_job("2x4", fast, effort=20.0)
+    gaps = KINDS["iteration_gap"].candidates(request, lambda _: True)
+    chosen = next(candidate for candidate in gaps if "skip" in candidate.name).option(request)
+    plain = measure(registry.build("allreduce", request.cluster), request)
+    check = SteadyCheck(request, Clock(seconds=1e4, effort=1e3), 1e3)
+    just_behind = replace(plain, steps_ratio=1.05 * decisive_time(chosen, request) / plain.step_seconds)
     text = check.lost(chosen, [chosen, just_behind])
     assert text.startswith(f"{chosen.name} (if they were half as slow, it would take 1.")
     assert text.endswith(f"times as long as {plain.name})")
@@ -268,9 +268,9 @@ def test_option_that_wins_only_at_the_stated_slowdown_is_excluded():
     assert not check.lost(just_behind, [chosen, just_behind]), (
         "a schedule with common rounds is no answer to slow workers"
     )
-    for other in (replace(asked, gap=True), replace(asked, take=chosen.name)):
+    for other in (replace(request, gap=True), replace(request, take=chosen.name)):
         assert not SteadyCheck(other, check.clock, 1e3).lost(chosen, [chosen, just_behind]), "the option was requested"
-    late = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 0.0)
+    late = SteadyCheck(request, Clock(seconds=1e4, effort=1e3), 0.0)
     assert "there was no time to run it with less slow workers" in late.lost(chosen, [chosen, just_behind])
 
 
@@ -278,8 +278,8 @@ def test_option_that_wins_only_at_the_stated_slowdown_is_excluded():
 def test_unequal_steps_must_also_win_at_half_the_slowdown(slow, wins):
     link, name = Link.of_bandwidth(1e9), "paced allreduce hierarchical"
     hardware = Hardware(inside=link, nic=link, model_bytes=1_000_000, compute=0.05, slowdown=((5, slow),))
-    asked = {"optimizer": Optimizer.ADAM, "gap": False, "quorum": False, "effort": 0.3, "time_limit": None}
-    planned = plan(job("2x4", hardware, **asked))
+    request = {"optimizer": Optimizer.ADAM, "gap": False, "quorum": False, "effort": 0.3, "time_limit": None}
+    planned = plan(job("2x4", hardware, **request))
     left_out = f"left out, because it wins only if workers are as slow as said: {name} (if they were half as slow, "
     assert (planned.recommendation.name == name) is wins
     assert any(one.startswith(left_out) for one in planned.cautions) is not wins

@@ -62,10 +62,10 @@ def decide_once(monkeypatch):
     """Decide equal jobs of a test once, such as for `design` as text and as JSON."""
     decide, known = planning.decide, {}
 
-    def once(asked, *say):
-        if asked not in known:
-            known[asked] = decide(asked, *say)
-        return known[asked]
+    def once(requested, *say):
+        if requested not in known:
+            known[requested] = decide(requested, *say)
+        return known[requested]
 
     monkeypatch.setattr(planning, "decide", once)
 
@@ -119,8 +119,10 @@ def test_answer_compares_with_the_cluster_without_slow_workers(capsys):
 @pytest.mark.parametrize("slow", [(2, 3), ()])
 def test_removing_slow_workers_is_explained_even_if_it_does_not_pay(capsys, slow):
     """Without two of four workers at 1.5 times the compute time a step has half of the samples, not five sixths."""
-    asked = ["design", "1x4", *COMPUTING, "--optimizer", "sgd", *FAST, "--explain"]
-    text = " ".join(ran(capsys, [*asked, *(word for one in slow for word in ("--set", f"slow={one}:1.5"))]).out.split())
+    arguments = ["design", "1x4", *COMPUTING, "--optimizer", "sgd", *FAST, "--explain"]
+    text = " ".join(
+        ran(capsys, [*arguments, *(word for one in slow for word in ("--set", f"slow={one}:1.5"))]).out.split()
+    )
     assert "lost samples counted" not in text
     assert ("two answers are yours to weigh: leave workers 2, 3 out, or give a smaller batch" in text) == bool(slow)
 
@@ -136,19 +138,19 @@ def test_cluster_without_its_slow_workers_may_be_too_small(capsys, words):
 @pytest.mark.usefixtures("decide_once")
 def test_thorough_answer_prints_its_gain(capsys, monkeypatch):
     monkeypatch.setitem(EFFORTS, "thorough", 0.5)
-    asked = ["design", *JOBS["slow links"], "--effort", "thorough"]
-    assert main([*asked, "--json"]) == 0
+    arguments = ["design", *JOBS["slow links"], "--effort", "thorough"]
+    assert main([*arguments, "--json"]) == 0
     (reason,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("the quick answer"))
-    lines = ran(capsys, asked).out.splitlines()
+    lines = ran(capsys, arguments).out.splitlines()
     assert len(lines) <= 40
     assert f"searched {reason}" in " ".join(" ".join(lines).split())
 
 
 @pytest.mark.usefixtures("brief", "decide_once")
 def test_all_and_explain_print_every_reason_and_caution(capsys):
-    asked = ["design", *JOBS["slow links"], *FAST]
-    document = json.loads(ran(capsys, [*asked, "--json"]).out)
-    text = " ".join(ran(capsys, [*asked, "--all", "--explain"]).out.split())
+    arguments = ["design", *JOBS["slow links"], *FAST]
+    document = json.loads(ran(capsys, [*arguments, "--json"]).out)
+    text = " ".join(ran(capsys, [*arguments, "--all", "--explain"]).out.split())
     for sentence in [*document["reasons"], *document["cautions"]]:
         assert " ".join(sentence.split()) in text
     for option in document["baselines"]:
@@ -229,11 +231,11 @@ def test_variants_match_plans_for_other_optimizers(job_and_options):
 
 
 def test_speedup_for_another_optimizer_matches_its_own_answer(capsys):
-    asked = ["design", *JOBS["slow links"]]
-    text = " ".join(ran(capsys, asked).out.split())
+    arguments = ["design", *JOBS["slow links"]]
+    text = " ".join(ran(capsys, arguments).out.split())
     for words, name in (("SGD(?! with)", "sgd"), ("SGD with momentum", "Momentum")):
         (speedup,) = re.findall(rf"(\S+)x with {words}", text)
-        answer = " ".join(ran(capsys, [*asked, "--optimizer", name]).out.split())
+        answer = " ".join(ran(capsys, [*arguments, "--optimizer", name]).out.split())
         assert re.search(rf"{re.escape(speedup)}x \(\S+ to \S+x\) over All-Reduce in every step", answer)
 
 
@@ -246,8 +248,8 @@ def test_assumed_model_size_is_in_the_first_line(capsys):
 
 @pytest.mark.usefixtures("decide_once")
 def test_optimizer_names_ignore_case_and_appear_in_the_help(capsys, monkeypatch):
-    asked = ["design", "2x2", "--json", "--effort", "0.1", "--optimizer"]
-    plain, *others = (json.loads(ran(capsys, [*asked, name]).out) for name in ("adam", "adamw", "AdamW", "ADAM"))
+    arguments = ["design", "2x2", "--json", "--effort", "0.1", "--optimizer"]
+    plain, *others = (json.loads(ran(capsys, [*arguments, name]).out) for name in ("adam", "adamw", "AdamW", "ADAM"))
     assert others == [plain] * 3
     monkeypatch.setenv("COLUMNS", "160")
     assert "<any|sgd|momentum|adam|adamw>" in ran(capsys, ["design", "--help"]).out
@@ -282,33 +284,33 @@ def test_third_reason_explains_why_the_fastest_is_not_chosen(job_and_options):
 
 @pytest.mark.usefixtures("brief", "decide_once")
 def test_profitable_codec_is_priced_unless_codecs_are_allowed(capsys):
-    asked = ["design", *JOBS["slow links"], *FAST]
-    assert main([*asked, "--json"]) == 0
+    arguments = ["design", *JOBS["slow links"], *FAST]
+    assert main([*arguments, "--json"]) == 0
     (reason,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("--codec any"))
-    text = " ".join(ran(capsys, asked).out.split())
+    text = " ".join(ran(capsys, arguments).out.split())
     (ratio,) = re.findall(r"would change at least (\S+)x faster with --codec int8", text)
     assert f"at least {ratio} times as fast" in reason
-    assert "--codec" not in ran(capsys, [*asked, "--codec", "any"]).out
+    assert "--codec" not in ran(capsys, [*arguments, "--codec", "any"]).out
 
 
 @pytest.mark.usefixtures("brief", "decide_once")
 def test_codec_is_priced_for_unequal_steps(capsys):
-    asked = ["design", "2x2", *JOBS["slow worker"][1:], "--effort", "0.6", "--sync", "synchronous"]
-    document = json.loads(ran(capsys, [*asked, "--json"]).out)
+    arguments = ["design", "2x2", *JOBS["slow worker"][1:], "--effort", "0.6", "--sync", "synchronous"]
+    document = json.loads(ran(capsys, [*arguments, "--json"]).out)
     assert document["recommendation"]["name"].startswith("paced ")
     (text,) = (one for one in document["reasons"] if one.startswith("--codec any"))
     ratio, name = re.search(r"training at least (\S+) times as fast \((paced .*): ", text).groups()
-    assert f"at least {ratio}x faster with --codec " in " ".join(ran(capsys, asked).out.split())
-    taken = json.loads(ran(capsys, [*asked, "--codec", "any", "--select", name, "--json"]).out)["recommendation"]
+    assert f"at least {ratio}x faster with --codec " in " ".join(ran(capsys, arguments).out.split())
+    taken = json.loads(ran(capsys, [*arguments, "--codec", "any", "--select", name, "--json"]).out)["recommendation"]
     assert taken["name"] == name
     assert taken["codec"] != "none"
     assert len(set(taken["steps_per_round"])) > 1
 
 
-@pytest.mark.parametrize("asked", [{"limits": Limits(max_group=4)}, {"sync": Delay.LATE}])
-def test_simple_baseline_ignores_limits_that_exclude_all(job_and_options, asked):
+@pytest.mark.parametrize("requested", [{"limits": Limits(max_group=4)}, {"sync": Delay.LATE}])
+def test_simple_baseline_ignores_limits_that_exclude_all(job_and_options, requested):
     free, options = job_and_options
-    job = replace(free, **asked)
+    job = replace(free, **requested)
     allowed = competitors(job, until=0.0)
     chosen = recommend(allowed, job)
     compared = compare(chosen, allowed, job)

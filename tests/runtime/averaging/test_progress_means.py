@@ -159,8 +159,8 @@ def test_load_state_dict_on_one_worker_fails_all_workers(ranks):
         job.train(4)
 
     results = ranks.texts(4, work, PeerFailedError)
-    said = "worker 1 waits for all in a new start after 4 rounds: call load_state_dict() on all workers"
-    assert all(said in text for text in results), results
+    message = "worker 1 waits for all in a new start after 4 rounds: call load_state_dict() on all workers"
+    assert all(message in text for text in results), results
 
 
 @on_ranks(4, [[(2, False), (4, True)] * 2] * 4)

@@ -236,12 +236,12 @@ def test_exchanges_of_one_gathering_and_of_the_next_stay_separate(ranks):
                     if world.rank == 1 and answers:
                         until(lambda what=what: what in hearts[0].last[0])
                         time.sleep(0.05)  # rank 0 reads the store
-                    answers.append(optimizer.meeting.exchange(what, {"said": [gathering, what, world.rank]}))
+                    answers.append(optimizer.meeting.exchange(what, {"messages": [gathering, what, world.rank]}))
         optimizer.finish()
         return answers
 
     expected = [
-        [{"said": [gathering, what, rank]} for rank in range(2)]
+        [{"messages": [gathering, what, rank]} for rank in range(2)]
         for gathering in range(2)
         for what in ("first place", "second place")
     ]

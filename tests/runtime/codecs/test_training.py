@@ -182,11 +182,11 @@ def test_differing_codecs_fail_the_handshake_with_the_rank(ranks):
 
 @on_ranks(MEMBERS)
 def test_codec_argument_overrides_the_schedule(world):
-    asked = train(world, plan_of(st.Transport()), 3, codec="float16")
+    requested = train(world, plan_of(st.Transport()), 3, codec="float16")
     planned = train(world, plan_of(TRANSPORTS["float16"]), 3)
     plain = train(world, plan_of(TRANSPORTS["float16"]), 3, codec="none")
     without = train(world, plan_of(st.Transport()), 3)
-    assert asked[0] == planned[0]
+    assert requested[0] == planned[0]
     assert plain[0] == without[0]
 
 
@@ -195,7 +195,7 @@ ON_REQUEST = st.DynamicGroups(group_size=4, division=st.GroupSplit.GLOBAL)
 
 
 @pytest.mark.parametrize(
-    ("plan", "asked", "kind", "text"),
+    ("plan", "requested", "kind", "text"),
     [
         (
             plan_of(st.Transport()),
@@ -219,8 +219,8 @@ ON_REQUEST = st.DynamicGroups(group_size=4, division=st.GroupSplit.GLOBAL)
         (plan_of(TRANSPORTS["int8 across"]), (None, CPU), InputError, "leave algorithm out"),
     ],
 )
-def test_unsupported_codecs_raise_in_one_line(monkeypatch, plan, asked, kind, text):
+def test_unsupported_codecs_raise_in_one_line(monkeypatch, plan, requested, kind, text):
     monkeypatch.setenv("PARTREDUCE_CUDA_OVER_GLOO", "1")
     with pytest.raises(kind, match=text) as refusal:
-        with_codec(plan, st.AllReduceAlgorithm.RING, *asked)
+        with_codec(plan, st.AllReduceAlgorithm.RING, *requested)
     assert "\n" not in str(refusal.value)

@@ -56,13 +56,13 @@ def test_idiom_matches_plain_torch_or_raises_or_warns(ranks, tmp_path, idiom, ki
         return
     with warnings.catch_warnings(record=True, action="always") as caught:
         results = run_time(ranks, loop, KINDS[kind], folder=tmp_path)
-    said = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
+    message = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
     if outcome.verdict == "warned":
-        assert 0 < sum(outcome.words in text for text in said) <= N, "at most once per worker"
+        assert 0 < sum(outcome.words in text for text in message) <= N, "at most once per worker"
         if not outcome.compared:
             return
-        said = []
-    assert said == []
+        message = []
+    assert message == []
     notes, groups = zip(*results, strict=True)
     assert problems_of(KINDS[kind], notes, run_reference(loop, KINDS[kind], groups)) == [""] * N
 

@@ -25,8 +25,8 @@ from helpers.device.cells import (
     shows_by_delay,
     step,
 )
-from helpers.device.pretended import _PretendedStreams
 from helpers.device.ranks import Fault, Launch, SharedState, SimulatedBackend, run_ranks
+from helpers.device.simulated_device import _SimulatedStreams
 from partreduce import DistributedOptimizer, p_reduce
 from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.averaging.reducer import Reducer
@@ -48,14 +48,14 @@ LATE = 0.02
 )
 @pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 def test_late_device_changes_no_bit_and_delays_no_step(name, place):
-    assert compare(BY_NAME[name], "pretended", place=place, seconds=LATE) == 0
+    assert compare(BY_NAME[name], "simulated", place=place, seconds=LATE) == 0
 
 
 @pytest.mark.parametrize("name", ["static, late", "allreduce, float16", "static, hierarchical", "static, late, int8"])
 def test_collectives_in_the_current_stream_change_no_bit(name):
     """Since 2.8 torch launches collectives with `asyncOp` false in the current stream."""
     launch = Launch.CURRENT_STREAM
-    assert compare(BY_NAME[name], "pretended", place="all", seconds=LATE, launch=launch) == 0
+    assert compare(BY_NAME[name], "simulated", place="all", seconds=LATE, launch=launch) == 0
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_collectives_in_the_current_stream_change_no_bit(name):
     ["static, hierarchical", "allreduce, int8", "allreduce, every 2, hierarchical, int8, feedback"],
 )
 def test_hierarchical_stages_in_a_stream_match_gloo(name):
-    ours, theirs = (run_cell(BY_NAME[name], kind, finish=False) for kind in ("pretended", "gloo"))
+    ours, theirs = (run_cell(BY_NAME[name], kind, finish=False) for kind in ("simulated", "gloo"))
     # Buffers are not coded, and gloo adds them in another order.
     assert distance(ours, theirs, parameters_only=True) == 0
 
@@ -73,7 +73,7 @@ def test_only_a_collective_in_its_own_stream_holds_its_memory(launch):
     """Since torch 2.8 only an operation in its own stream holds its arrays until the wait for it."""
 
     def body(world):
-        device = world.pretended
+        device = world.simulated_device
         side, group = device.streams(), world.create((0, 1))
         kept = torch.ones(3, device=device.device)
         with side.side():
@@ -90,7 +90,7 @@ def test_only_a_collective_in_its_own_stream_holds_its_memory(launch):
         return address in device._memory, work is not None and after.tolist() == [1.0] * 3
 
     held = launch is Launch.OWN_STREAM
-    assert run_ranks("pretended", 2, body, SharedState(delay=LATE, launch=launch)) == [(held, True)] * 2
+    assert run_ranks("simulated", 2, body, SharedState(delay=LATE, launch=launch)) == [(held, True)] * 2
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_survivors_continue_after_a_failure_in_a_dynamic_group(monkeypatch, cell
     aborted, abort = set(), SimulatedBackend.abort
 
     def body(cell, world, prepared):
-        device, (model, batches) = world.pretended, prepared
+        device, (model, batches) = world.simulated_device, prepared
         optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, timeout=60, world=world)
         for number, (inputs, targets) in enumerate(batches[:6]):
             if number == 2 and world.rank == 3:
@@ -119,7 +119,7 @@ def test_survivors_continue_after_a_failure_in_a_dynamic_group(monkeypatch, cell
         return {"error": None, "values": torch.cat([p.detach().flatten() for p in model.parameters()])}
 
     monkeypatch.setattr(SimulatedBackend, "abort", lambda one: (aborted.add(one.world.rank), abort(one)))
-    first, *others, lost = run_cell(cell, "pretended", action=body)
+    first, *others, lost = run_cell(cell, "simulated", action=body)
     assert lost["values"] is None
     assert bool(first["values"].isfinite().all())
     assert all(torch.equal(one["values"], first["values"]) for one in others)
@@ -157,7 +157,7 @@ def test_nccl_groups_report_errors_and_are_aborted_together(monkeypatch):
 @pytest.mark.parametrize(
     ("owner", "wait", "name", "place"),
     [
-        (_PretendedStreams, "follow", "static, hierarchical", "sum"),
+        (_SimulatedStreams, "follow", "static, hierarchical", "sum"),
         (Reducer, "_fills_first", "static, late", "fill"),
         (Reducer, "_fills_first", "neighbor, late", "fill"),
         (updates, "await_mark", "neighbor, gap", "fill"),
@@ -185,18 +185,18 @@ def test_outer_state_on_the_host_is_complete_when_saved(name):
             step(model, optimizer, inputs, targets)
         state = optimizer.runner.state()
         places = {
-            key: world.pretended.is_host(value)
+            key: world.simulated_device.is_host(value)
             for key, value in state.items()
             if not key.endswith(("place", "facts", "common"))
         }
         values = {key: value.clone() for key, value in state.items()}
-        world.pretended.settle()
+        world.simulated_device.settle()
         optimizer.runner.drain()
         return {"values": values, "places": places}
 
-    on_device = run_cell(BY_NAME[name], "pretended", action=train_and_copy_state)
+    on_device = run_cell(BY_NAME[name], "simulated", action=train_and_copy_state)
     on_host = run_cell(
-        BY_NAME[f"{name}, on the host"], "pretended", place="commit", seconds=LATE, action=train_and_copy_state
+        BY_NAME[f"{name}, on the host"], "simulated", place="commit", seconds=LATE, action=train_and_copy_state
     )
     for there, here in zip(on_device, on_host, strict=True):
         assert not any(there["places"].values())
@@ -215,13 +215,13 @@ def test_outer_state_on_the_host_is_complete_when_saved(name):
     ],
 )
 def test_all_workers_detect_a_failed_operation_and_discard_it(name, kind):
-    assert judge_fault(BY_NAME[name], "pretended", Fault(kind, 2)) is None
+    assert judge_fault(BY_NAME[name], "simulated", Fault(kind, 2)) is None
 
 
 def test_device_check_detects_a_sum_beyond_the_codec_range():
     """Each round has two payloads: a coded one and an uncoded one."""
     fault = Fault("NaN payload", 2 * 2)
-    for result in run_cell(BY_NAME["allreduce, float16"], "pretended", fault=fault, timeout=60):
+    for result in run_cell(BY_NAME["allreduce, float16"], "simulated", fault=fault, timeout=60):
         assert isinstance(result["error"], PeerFailedError)
         assert "or a finite number left the codec's range" in str(result["error"])
 
@@ -233,17 +233,17 @@ def test_masking_a_failed_sum_by_a_product_leaves_nonfinite_values(monkeypatch):
         bucket.flat.add_(change, alpha=relaxation)
 
     monkeypatch.setattr(parameter_average, "commit_delayed", by_product)
-    assert "not finite" in judge_fault(BY_NAME["static, late"], "pretended", Fault("NaN payload", 2))
+    assert "not finite" in judge_fault(BY_NAME["static, late"], "simulated", Fault("NaN payload", 2))
 
 
 def test_missing_undo_of_a_failed_step_is_detected(monkeypatch):
     monkeypatch.setattr(gradient_average.GradientAverage, "after_step", lambda *_: DIFFERENT)
-    assert "without the failed average" in judge_fault(BY_NAME["allreduce"], "pretended", Fault("wrong tag", 2))
+    assert "without the failed average" in judge_fault(BY_NAME["allreduce"], "simulated", Fault("wrong tag", 2))
 
 
 @pytest.mark.parametrize(("name", "at"), [("static", 3), ("allreduce", 3), ("static", 4)])
 def test_finish_reports_failures_of_the_last_operations(name, at):
-    for result in run_cell(BY_NAME[name], "pretended", fault=Fault("wrong tag", at), timeout=60):
+    for result in run_cell(BY_NAME[name], "simulated", fault=Fault("wrong tag", at), timeout=60):
         assert isinstance(result["error"], PeerFailedError)
 
 
@@ -258,15 +258,15 @@ def test_blocked_host_is_released_when_an_operation_never_completes():
                 float(model.second.bias.detach().sum())  # as `loss.item()` would
         except PeerFailedError as problem:
             error = problem
-        return {"error": error, "waits": world.pretended.host_waits}
+        return {"error": error, "waits": world.simulated_device.host_waits}
 
-    results = run_cell(BY_NAME["static"], "pretended", fault=Fault("never complete", 1), timeout=6, action=body)
+    results = run_cell(BY_NAME["static"], "simulated", fault=Fault("never complete", 1), timeout=6, action=body)
     assert all(isinstance(result["error"], PeerFailedError) and result["waits"] for result in results)
 
 
 def test_p_reduce_waits_for_its_check():
     def body(world):
-        with world.pretended.device:
+        with world.simulated_device.device:
             tensors = [torch.full((9,), float(world.rank)), torch.full((3, 2), 10.0 * world.rank)]
             too_long = torch.zeros(8 + 16 * world.rank)
         p_reduce(tensors, (0, 1), world=world, timeout=60)
@@ -277,7 +277,7 @@ def test_p_reduce_waits_for_its_check():
             return [*means, str(error)]
         return means
 
-    for first, second, text in run_ranks("pretended", 2, body, SharedState()):
+    for first, second, text in run_ranks("simulated", 2, body, SharedState()):
         assert (first, second) == (4.5, 30.0)
         assert "different tensors, relaxation" in text or "gave up" in text
 
@@ -293,7 +293,7 @@ def test_trace_contains_device_times(tmp_path):
         optimizer.finish()
         return {"error": None}
 
-    run_cell(cell, "pretended", place="sum", seconds=0.05, action=body)
+    run_cell(cell, "simulated", place="sum", seconds=0.05, action=body)
     events = json.loads((tmp_path / "trace-00000.json").read_text())["traceEvents"]
     lasted = [event["dur"] / 1e6 for event in events if event["name"].startswith("average")]
     assert len(lasted) == 3
@@ -302,7 +302,7 @@ def test_trace_contains_device_times(tmp_path):
 
 def test_simulated_device_runs_late_and_counts_host_waits():
     def body(world):
-        device = world.pretended
+        device = world.simulated_device
         values = torch.zeros(3, device=device.device)
         device.sleep(0.2)
         values.add_(1)
@@ -310,7 +310,7 @@ def test_simulated_device_runs_late_and_counts_host_waits():
         total = float(values.sum())
         return early, total, device.host_waits
 
-    assert run_ranks("pretended", 1, body, SharedState()) == [(0, 3.0, 1)]
+    assert run_ranks("simulated", 1, body, SharedState()) == [(0, 3.0, 1)]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ SPARSE, AGGREGATED = BY_NAME["sharded, sparse SGD"], BY_NAME["sharded, Adam, agg
 @pytest.mark.parametrize("cell", TABLE_CELLS, ids=lambda cell: cell.name)
 def test_late_device_changes_no_bit_of_rows_and_states(cell):
     place = ("fill", "commit", "sum", "step")[TABLE_CELLS.index(cell) % 4]
-    assert compare(cell, "pretended", place=place, seconds=LATE) == 0
+    assert compare(cell, "simulated", place=place, seconds=LATE) == 0
 
 
 def test_missing_wait_for_copies_of_indices_is_detected(monkeypatch):
@@ -37,8 +37,8 @@ def test_missing_wait_for_copies_of_indices_is_detected(monkeypatch):
 
 def test_missing_wait_for_row_gradients_is_detected(monkeypatch):
     def take_first(table):
-        brought, table.pending = table.pending, []
-        return Part(brought[0][0], brought[0][1].values) if brought else None
+        passed, table.pending = table.pending, []
+        return Part(passed[0][0], passed[0][1].values) if passed else None
 
     monkeypatch.setattr(Table, "taken", take_first)
     assert shows_by_delay(compare, SPARSE, place="fill")
@@ -47,32 +47,34 @@ def test_missing_wait_for_row_gradients_is_detected(monkeypatch):
 def test_rows_left_on_the_host_raise_as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(Staging, "to_device", lambda _staging, values, _device: values)
     with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
-        compare(SPARSE, "pretended")
+        compare(SPARSE, "simulated")
 
 
 def test_hanging_collective_is_detected_while_hosts_wait_for_rows():
     def act(cell, world, prepared):
         try:
-            table_cells.train(cell, prepared, world.pretended.device, world)
+            table_cells.train(cell, prepared, world.simulated_device.device, world)
         except PeerFailedError as error:
-            return {"said": str(error)}
-        return {"said": ""}
+            return {"message": str(error)}
+        return {"message": ""}
 
     fault = Fault("never complete", 1)
-    results = run_cell(SPARSE, "pretended", fault=fault, timeout=1, prepare=prepare, action=act)
-    assert all("round 1" in result["said"] and "did not finish on the device" in result["said"] for result in results)
+    results = run_cell(SPARSE, "simulated", fault=fault, timeout=1, prepare=prepare, action=act)
+    assert all(
+        "round 1" in result["message"] and "did not finish on the device" in result["message"] for result in results
+    )
 
 
 def test_checkpoints_and_state_dicts_restore_rows_on_a_device(tmp_path):
     def act(cell, world, prepared):
-        model, optimizer = table_cells.wrap_model(cell, prepared[0], world.pretended.device, world)
+        model, optimizer = table_cells.wrap_model(cell, prepared[0], world.simulated_device.device, world)
         inner, tables = optimizer.optimizer, [model.words.weight, model.bag.weight]
         words, bags, targets = prepared[1][0]
         torch.nn.functional.mse_loss(model(words, bags), targets).backward()
         optimizer.step()
         partreduce.save_checkpoint(optimizer, tmp_path / "checkpoint")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        world.pretended.settle()  # torch.save does this itself for a real device
+        world.simulated_device.settle()  # torch.save does this itself for a real device
         if world.rank == 0:
             torch.save(state, tmp_path / "state.pt")
         model.state_dict()  # a barrier: the other workers find the file
@@ -98,7 +100,7 @@ def test_checkpoints_and_state_dicts_restore_rows_on_a_device(tmp_path):
             same.append([torch.equal(a, b) and bool(a.any()) for a, b in zip(live, saved, strict=True)])
         return {"same": same}
 
-    results = run_cell(AGGREGATED, "pretended", place="fill", seconds=LATE / 4, prepare=prepare, action=act)
+    results = run_cell(AGGREGATED, "simulated", place="fill", seconds=LATE / 4, prepare=prepare, action=act)
     assert [result["same"] for result in results] == [[[True] * 4] * 3] * RANKS
 
 
@@ -120,7 +122,7 @@ def test_table_on_the_host_trains_with_dense_parameters_on_a_device(monkeypatch)
     monkeypatch.setattr(tables, "Staging", lambda _streams: Staging(streams_of))  # the device of the tables is the host
 
     def train(world):
-        device, (model, batches) = world.pretended, prepared[world.rank]
+        device, (model, batches) = world.simulated_device, prepared[world.rank]
         is_ahead = world.streams(device.device).runs_ahead
         if is_ahead:
             device.note_host([model.words.weight, model.bag.weight, [batch[:2] for batch in batches]])
@@ -140,7 +142,7 @@ def test_table_on_the_host_trains_with_dense_parameters_on_a_device(monkeypatch)
         return values
 
     ended = []
-    for kind in ("plain", "pretended"):
+    for kind in ("plain", "simulated"):
         prepared = [prepare(cell, rank) for rank in range(RANKS)]
         ended.append(run_ranks(kind, RANKS, train, SharedState()))
     for mine, theirs in zip(*ended, strict=True):
@@ -165,6 +167,6 @@ def test_indices_on_another_device_are_reported_by_all_workers(ranks):
         words = batches[0][0].to("meta" if world.rank == 2 else "cpu")
         model.words(words)
 
-    said = ranks.run(4, act, catch=InputError)
+    results = ranks.run(4, act, catch=InputError)
     line = "lies on cpu and is looked up with indices on meta; look up with indices.to('cpu')"
-    assert {str(error) for error in said} == {f"worker 2: parameter 'words.weight': {line}"}
+    assert {str(error) for error in results} == {f"worker 2: parameter 'words.weight': {line}"}

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.device.pretended import PretendedDevice
+from helpers.device.simulated_device import SimulatedDevice
 from partreduce.runtime.transport.array_frames import frame_of
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.updates import (
@@ -139,7 +139,7 @@ def test_concurrent_receive_and_take_never_mix_steps():
     layout = Layout(flat(64), 128)
     rings = PayloadRings(0, {1: capacity}, layout)
     newest = PayloadRings(0, {1: 1}, layout, newest_only=True)
-    tokens, came = threading.Semaphore(capacity), queue.SimpleQueue()
+    tokens, arrived = threading.Semaphore(capacity), queue.SimpleQueue()
 
     def send():
         for step in range(steps):
@@ -147,12 +147,12 @@ def test_concurrent_receive_and_take_never_mix_steps():
             arrays = flat(64, fill=step)
             receive(rings, layout, 1, step, arrays)
             receive(newest, layout, 1, step, arrays)
-            came.put(step)
+            arrived.put(step)
 
     thread = threading.Thread(target=send)
     thread.start()
     for step in range(steps):
-        assert came.get(timeout=60) == step
+        assert arrived.get(timeout=60) == step
         read = torch.cat(newest.peek(1))
         assert torch.equal(torch.cat(rings.take(1, step)), torch.full((64,), float(step)))
         rings.retire(step + 1)
@@ -201,7 +201,7 @@ def test_ring_is_restored_from_its_steps_and_values():
 def test_late_device_changes_no_update_and_the_host_waits_only_for_copies():
     """A simulated device with a late side stream copies, sends and averages; live arrays change at once."""
     pytest.importorskip("zmq")
-    store, came = dist.HashStore(), queue.SimpleQueue()
+    store, arrived = dist.HashStore(), queue.SimpleQueue()
     numbers = torch.arange(2000, dtype=torch.float32)
     layout = Layout([numbers], 4096)
     rings = PayloadRings(1, {0: 2}, layout)
@@ -209,12 +209,12 @@ def test_late_device_changes_no_update_and_the_host_waits_only_for_copies():
     def deliver(message):
         part, step = message.numbers
         if rings.receive(0, step, part, message.payload) is Arrival.KEPT:
-            came.put(step)
+            arrived.put(step)
 
     boxes = [Mailbox(store, rank, "d", deliver, max_bytes=8000, timeout=60) for rank in (0, 1)]
     for box in boxes:
         box.start()
-    device = PretendedDevice("late")
+    device = SimulatedDevice("late")
     try:
         with device.running():
             streams = device.streams()
@@ -225,7 +225,7 @@ def test_late_device_changes_no_update_and_the_host_waits_only_for_copies():
                     device.sleep(0.02)
                 sender.send("update", [live], {1: (step,)})
                 live.add_(1)
-                assert came.get(timeout=60) == step
+                assert arrived.get(timeout=60) == step
                 mean = torch.zeros_like(live)
                 with streams.side():
                     device.sleep(0.02)
@@ -247,13 +247,13 @@ def test_one_snapshot_serves_all_neighbors_after_parameters_change():
     arrays = [torch.zeros(3000), torch.zeros(500, dtype=torch.float64)]
     layout = Layout(arrays, 4096)
     rings = [PayloadRings(rank, {0: capacity}, layout) for rank in range(3)]
-    came = queue.SimpleQueue()
+    arrived = queue.SimpleQueue()
 
     def deliver(rank):
         def take(message):
             part, step = message.numbers
             if rings[rank].receive(message.source, step, part, message.payload) is Arrival.KEPT:
-                came.put((rank, step))
+                arrived.put((rank, step))
 
         return take
 
@@ -273,7 +273,7 @@ def test_one_snapshot_serves_all_neighbors_after_parameters_change():
                 sender.send("update", arrays, {1: (step,), 2: (step,)})
                 for array in arrays:
                     array.fill_(-1)
-            assert {came.get(timeout=60) for _ in range(2 * capacity)} == {
+            assert {arrived.get(timeout=60) for _ in range(2 * capacity)} == {
                 (rank, step) for rank in (1, 2) for step in range(start, start + capacity)
             }
             for step in range(start, start + capacity):

@@ -67,14 +67,14 @@ def run():
 
 
 def test_votes_are_read_once_and_unannounced_notes_never(run, monkeypatch):
-    read, asked = Notes.read, []
-    monkeypatch.setattr(Notes, "read", lambda notes, key: asked.append(key) or read(notes, key))
+    read, requested = Notes.read, []
+    monkeypatch.setattr(Notes, "read", lambda notes, key: requested.append(key) or read(notes, key))
     run.fail(3)
     found = []
     for rank in (0, 1):
-        asked.clear()
+        requested.clear()
         run.vote(rank)
-        found.append([key for key in asked if key.startswith(("vote", JOIN, LEFT))])
+        found.append([key for key in requested if key.startswith(("vote", JOIN, LEFT))])
     assert found == [[f"vote/1/{rank}" for rank in (0, 1, 2, 3)], [f"vote/1/{rank}" for rank in (1, 2, 3)]]
     run.vote(2)
     assert run.view(1)["members"] == [0, 1, 2]
@@ -185,8 +185,10 @@ def end_of_run(member):
 def test_run_that_ends_in_a_gathering_names_the_workers_outside(member):
     """They could not average with this worker, and called the vote."""
     with member.heartbeat.gathering("mean_model()", 4):
-        said = end_of_run(member)
-    assert said.startswith("this worker 0 is in mean_model() after 4 rounds, workers 1, 2 not: all workers call mean_")
+        output = end_of_run(member)
+    assert output.startswith(
+        "this worker 0 is in mean_model() after 4 rounds, workers 1, 2 not: all workers call mean_"
+    )
 
 
 def test_run_that_ends_because_survivors_cannot_connect_names_the_cause(member, monkeypatch):

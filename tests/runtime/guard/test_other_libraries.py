@@ -40,9 +40,9 @@ def sgd(model):
 def refusal(ranks, act):
     errors = ranks.run(2, act, catch=InputError)
     assert all(isinstance(error, InputError) and "\n" not in str(error) for error in errors)
-    said = {str(error).replace(f"of worker {rank}", "of worker 0") for rank, error in enumerate(errors)}
-    assert len(said) == 1, "equal, except for the rank of the worker"
-    return said.pop()
+    message = {str(error).replace(f"of worker {rank}", "of worker 0") for rank, error in enumerate(errors)}
+    assert len(message) == 1, "equal, except for the rank of the worker"
+    return message.pop()
 
 
 class Holds(torch.optim.SGD):
@@ -65,9 +65,9 @@ def test_torch_optimizers_that_write_remote_parameters_are_rejected(ranks, kind,
             inner = PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(4))
         DistributedOptimizer(Holds(inner) if held else inner, model, PAIRS, world=world)
 
-    said = refusal(ranks, act)
-    assert said.startswith(f"optimizer: {kind} ")
-    assert "pass the plain optimizer" in said
+    message = refusal(ranks, act)
+    assert message.startswith(f"optimizer: {kind} ")
+    assert "pass the plain optimizer" in message
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def train(world, schedule, *, before, part=False, closure=False, syncs=True):
 )
 @pytest.mark.usefixtures("group")
 def test_ddp_around_the_model_is_detected_in_the_first_step(ranks, schedule, misuse):
-    said = refusal(ranks, lambda world: train(world, schedule, **misuse))
-    assert "runs inside a DistributedDataParallel, which has averaged the gradients before step()" in said
-    assert said.endswith("train the bare model")
+    message = refusal(ranks, lambda world: train(world, schedule, **misuse))
+    assert "runs inside a DistributedDataParallel, which has averaged the gradients before step()" in message
+    assert message.endswith("train the bare model")
 
 
 class CallsSubmodules(torch.nn.Module):
@@ -312,10 +312,10 @@ def test_error_after_a_framework_moved_the_model_names_the_framework(ranks, pack
         model = network()
         library.move_and_step(model, DistributedOptimizer(sgd(model), model, PAIRS, world=world))
 
-    said = refusal(ranks, act)
-    assert "the storage of parameter '0.weight' of worker 0 was replaced" in said
-    assert words in said
-    assert "model.to()" not in said
+    message = refusal(ranks, act)
+    assert "the storage of parameter '0.weight' of worker 0 was replaced" in message
+    assert words in message
+    assert "model.to()" not in message
 
 
 def test_error_after_the_script_moved_the_model_names_the_methods(ranks):
@@ -393,9 +393,9 @@ def writes_submodule(model, _optimizer):
     ],
 )
 def test_using_the_live_model_warns_once_on_each_worker(ranks, act, use):
-    said = warnings_of(ranks, ONE_OF_THREE, act, n=3)
-    assert len(said) == 3
-    for rank, text in enumerate(said):
+    messages = warnings_of(ranks, ONE_OF_THREE, act, n=3)
+    assert len(messages) == 3
+    for rank, text in enumerate(messages):
         assert "partreduce: step 2: " in text
         assert f"{use} worker {rank}'s own model, not the mean of all" in text
         assert "with optimizer.mean_model():" in text

@@ -64,10 +64,10 @@ def compare(per_worker):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_identical_gradients_of_all_workers_warn_once(dtype):
     same, other = ([torch.randn(5, 7, dtype=dtype).t(), None] for _ in range(2))
-    answers, said = compare([same] * 3)
+    answers, messages = compare([same] * 3)
     assert answers == [True] * 3
-    assert len(said) == 1
-    assert "all 3 workers have the same gradients in their first step" in said[0]
+    assert len(messages) == 1
+    assert "all 3 workers have the same gradients in their first step" in messages[0]
     assert compare([same, same, other]) == ([True] * 3, [])
 
 
@@ -122,9 +122,9 @@ def shuffle(data):
 @pytest.mark.parametrize("kind", WHOLE)
 def test_data_shuffled_differently_before_sharding_warn_once(kind):
     whole = WHOLE[kind]
-    said = warnings_of([[whole, SHUFFLED], [shuffle(whole), SHUFFLED], [shuffle(whole), SHUFFLED]])
-    assert len(said) == 1
-    assert "of 300 elements that differ, or lie in another order" in said[0]
+    messages = warnings_of([[whole, SHUFFLED], [shuffle(whole), SHUFFLED], [shuffle(whole), SHUFFLED]])
+    assert len(messages) == 1
+    assert "of 300 elements that differ, or lie in another order" in messages[0]
     assert warnings_of([[whole, shuffle(whole)]] * 3) == []
 
 
@@ -139,10 +139,10 @@ def test_folders_and_rounding_of_the_data_are_ignored():
 def test_only_a_script_without_sharding_is_warned(tmp_path, data, averages):
     (tmp_path / "train.py").write_text(TRAIN)
     words = ["run", "-n", "2", "train.py", data, *averages.split()]
-    said = " ".join(WARM.run("partreduce", *words, cwd=tmp_path, check=True).stderr.split())
+    errors = " ".join(WARM.run("partreduce", *words, cwd=tmp_path, check=True).stderr.split())
     tells = data in ("whole", "averages itself")
-    assert said.count("have the same gradients in their first step") == tells, said
-    assert ("give each its own part, as partreduce.shard_dataset(data) does" in said) == tells, said
+    assert errors.count("have the same gradients in their first step") == tells, errors
+    assert ("give each its own part, as partreduce.shard_dataset(data) does" in errors) == tells, errors
 
 
 # Optimizers of many threads step while other guards attach and detach: each step iterates over all guards.

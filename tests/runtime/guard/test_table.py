@@ -340,8 +340,8 @@ def pattern_of(row):
     return re.compile(".*".join(map(re.escape, re.split(r"\{[^}]*\}", row.message))))
 
 
-def is_reported(name, said):
-    return any(pattern_of(ROWS[name]).search(text) for text in said)
+def is_reported(name, messages):
+    return any(pattern_of(ROWS[name]).search(text) for text in messages)
 
 
 def test_every_row_has_a_case():

@@ -232,11 +232,11 @@ def test_collective_call_inside_join_is_named_at_once(ranks, tmp_path, place):
                 PLACES[place](optimizer, tmp_path)
 
     ranks.fresh()
-    said = [str(error) for error in ranks.run(2, work, catch=PeerFailedError)]
+    results = [str(error) for error in ranks.run(2, work, catch=PeerFailedError)]
     name = {"mean_model": "mean_model()", "save": "save_checkpoint()"}[place]
     line = f"data ended before round 1: worker 0 waits for all in {name} after 1 rounds: a worker whose data ended"
-    assert said[1].startswith(line)
-    assert "worker 1" in said[0]
+    assert results[1].startswith(line)
+    assert "worker 1" in results[0]
 
 
 # One worker alone in a collective call, or in a long step: the messages of all workers.
@@ -295,9 +295,9 @@ def test_mean_model_on_one_worker_is_named_at_once_with_advice(ranks, name, then
 def test_worker_that_never_waited_reports_its_current_step(world):
     """A worker that never waits must not appear to be in its start after 36 rounds."""
     optimizer, _ = train(world, Pairwise(active=(0,)), 36)
-    said = optimizer.run.reducer.heartbeat.last
+    last = optimizer.run.reducer.heartbeat.last
     optimizer.finish()
-    return said
+    return last
 
 
 def test_stage_of_a_dead_worker_omits_activity_before_its_first_round():
@@ -331,12 +331,12 @@ def store_with(size, *, without=(), **facts_of):
 
 @pytest.mark.parametrize("size", [2, 64])
 def test_handshake_reads_all_workers_in_one_request(size, monkeypatch):
-    asked, ask = [], Notes._ask
-    monkeypatch.setattr(Notes, "_ask", lambda notes, action: asked.append(1) or ask(notes, action))
+    requested, ask = [], Notes._ask
+    monkeypatch.setattr(Notes, "_ask", lambda notes, action: requested.append(1) or ask(notes, action))
     store = store_with(size)
-    asked.clear()
+    requested.clear()
     handshake(store, 0, size, {"model": "a"}, timeout=60)
-    assert len(asked) == 2, "one write of its own facts, and one read of all"
+    assert len(requested) == 2, "one write of its own facts, and one read of all"
 
 
 def test_handshake_names_the_differing_rank_despite_a_missing_one():
@@ -359,8 +359,8 @@ def test_handshake_names_a_differing_schedule_model_or_option(ranks, strategy, w
         model = torch.nn.Linear(4, width if differs else 8)
         wrap(world, model, strategy if differs else AllReduce(), **(options if differs else {}))
 
-    (said,) = set(map(str, ranks.run(3, work, catch=HandshakeError)))
-    assert re.search(words, said)
+    (message,) = set(map(str, ranks.run(3, work, catch=HandshakeError)))
+    assert re.search(words, message)
 
 
 def test_handshake_timeout_names_only_missing_ranks():

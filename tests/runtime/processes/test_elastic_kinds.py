@@ -136,12 +136,14 @@ class Kind:
         ended = run_to_the_end(deaths, strategy=self.strategy, **run)
         sizes = {name: run[name] for name in ("steps", "size", "workers") if name in run}
         rel, abs_ = self.errors
-        expected = self.replay(ended, survivors or sorted(ended.said), **sizes)
+        expected = self.replay(ended, survivors or sorted(ended.reports), **sizes)
         assert ended.own == {r: pytest.approx(one, rel=rel, abs=abs_) for r, one in expected.items()}, ended.text
         if self.end is not None:
-            assert all(one["end"] == pytest.approx(self.end(ended, **sizes), rel=1e-14) for one in ended.said.values())
-        assert self.strategy is BY_STEPS or {one["steps"] for one in ended.said.values()} == {run.get("steps", 9)}
-        assert len({tuple(one["end"]) for one in ended.said.values()}) == 1, ended.text
+            assert all(
+                one["end"] == pytest.approx(self.end(ended, **sizes), rel=1e-14) for one in ended.reports.values()
+            )
+        assert self.strategy is BY_STEPS or {one["steps"] for one in ended.reports.values()} == {run.get("steps", 9)}
+        assert len({tuple(one["end"]) for one in ended.reports.values()}) == 1, ended.text
         return ended
 
 
@@ -270,7 +272,7 @@ def test_survivors_of_a_killed_worker_match_a_replay(kind, instant, dies, resume
     assert (first, second) == (ALL, LEFT), ended.text
     assert resumes is None or resumed - (instant == "confirmed") in resumes
     if kind.startswith("progress"):
-        assert [one["reference"] for one in ended.said.values()] == [7] * 2, "the last round"
+        assert [one["reference"] for one in ended.reports.values()] == [7] * 2, "the last round"
     if kind == "outer" or kind.startswith(("progress", "codec")):
         assert len({tuple(model) for model in ended.own.values()}) == 1
     place = f"round {resumed // 2} (fragment {resumed % 2})" if kind.startswith("in turns") else f"round {resumed}"
@@ -366,7 +368,7 @@ def test_single_worker_continues_after_three_failures_in_two_rounds():
 def test_a_failure_in_mean_model_gives_the_mean_of_the_survivors(kind, others):
     deaths = {2: ("in mean_model()", 0), **others}
     ended = KINDS[kind].holds(deaths, sorted({*FOUR} - {*deaths}), workers=4, evaluate=(4,))
-    ((mean,),) = {tuple(tuple(mean) for mean in one["means"]) for one in ended.said.values()}
+    ((mean,),) = {tuple(tuple(mean) for mean in one["means"]) for one in ended.reports.values()}
     if kind == "parameters":
         assert ended.views[1:] == [(1, THREE)], ended.text
         inside = replay_means(lambda _: [FOUR], THREE, steps_per_round=3, steps=5, workers=4)
@@ -420,15 +422,15 @@ STAGES = Kind(st.AllReduce(transport=HIERARCHICAL), {"size": WIDE}, replay_avera
 def test_hierarchical_sums_continue_after_a_node_failed(instant):
     ended = STAGES.holds({4: (instant, 4), 5: (instant, 4)}, FOUR, workers=6, nodes=3)
     assert (ended.members(3), ended.members(4)) == (tuple(range(6)), FOUR)
-    assert all(one["in_stages"] for one in ended.said.values())
+    assert all(one["in_stages"] for one in ended.reports.values())
 
 
 def test_ring_replaces_hierarchical_sums_while_nodes_are_unequal():
     dies = {3: ("prepared", 4)}
     ended = STAGES.holds(dies, FOUR, workers=4, nodes=2, steps=14, restarts=1, back=(3,))
     assert [ended.members(round_) for round_ in (3, 4, 13)] == [FOUR, (0, 1, 2), FOUR]
-    assert all(one["in_stages"] for one in ended.said.values())
-    left = STAGES.holds(dies, (0, 1, 2), workers=4, nodes=2).said.values()
+    assert all(one["in_stages"] for one in ended.reports.values())
+    left = STAGES.holds(dies, (0, 1, 2), workers=4, nodes=2).reports.values()
     assert [one["in_stages"] for one in left] == [False] * 3
 
 
@@ -499,7 +501,7 @@ def test_round_sampler_gives_the_rest_of_a_round_to_a_joining_worker():
     rounds = dict(assign_samples(range(97), ended.views, (4,) * 3, 1, 0, turns=2))
     joined = ended.views[-1][0]
     assert len(rounds[joined // 2][1]) == (3, 1)[joined % 2], "of 4 steps; turns end after steps 2 and 4"
-    for rank, one in ended.said.items():
+    for rank, one in ended.reports.items():
         mine = [sample for hands in rounds.values() for sample in hands.get(rank, [])]
         seen = [sample for _, sample in one["seen"]]
         assert seen == (mine[-len(seen) :] if rank == 1 else mine), ended.text
@@ -516,7 +518,7 @@ def test_a_failure_while_late_gradients_are_applied_at_the_end(number, drain):
     expected, _ = replayed_gradients(lambda _: ALL, lag=2, steps=9)
     assert ended.own == dict.fromkeys(LEFT, expected), ended.text
     assert ended.all_ended_equal(9), ended.text
-    end = ended.said[0]["end"]
+    end = ended.reports[0]["end"]
     assert (end == pytest.approx(expected, rel=1e-14)) == (drain is of.DrainPolicy.DROP)
     if number == 7 and drain is of.DrainPolicy.APPLY:
         late = replayed_gradients(ended.members, lag=2, steps=9)[1]

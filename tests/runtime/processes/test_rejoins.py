@@ -33,7 +33,7 @@ def test_worker_killed_while_it_rejoins_can_rejoin_again(instant):
 def test_a_donor_killed_while_it_sends_its_state_is_replaced_by_another():
     deaths = {1: ("before the sum", 4), 0: ("giving its state", 0)}
     ended = run_to_the_end(deaths, steps=STEPS, restarts=1, back=(1,))
-    assert {1, 2} <= set(ended.said), ended.text
+    assert {1, 2} <= set(ended.reports), ended.text
     assert len({tuple(model) for model in ended.own.values()}) == 1
     assert ended.all_ended_equal(STEPS)
 
@@ -41,15 +41,15 @@ def test_a_donor_killed_while_it_sends_its_state_is_replaced_by_another():
 def test_a_worker_that_rejoins_takes_part_in_later_mean_models_only():
     ended, _ = rejoin({1: ("before the sum", 4)}, steps_per_round=3, steps=24, waits_at=15, evaluate=(2, 7, 23))
     assert ended.joins[1][0] < 7, ended.text
-    assert [len(one["means"]) for _, one in sorted(ended.said.items())] == [3, 1, 3], ended.text
-    assert len({tuple(one["means"][-1]) for one in ended.said.values()}) == 1
+    assert [len(one["means"]) for _, one in sorted(ended.reports.items())] == [3, 1, 3], ended.text
+    assert len({tuple(one["means"][-1]) for one in ended.reports.values()}) == 1
 
 
 def test_static_groups_follow_the_schedule_again_after_all_rejoined():
     phases = group_phases(4, *EVEN_ODD)
     ended, _ = rejoin({1: ("prepared", 4)}, workers=4, strategy=StaticGroups(phases=phases))
     assert ended.joins[1][0] >= 6, ended.text
-    assert sorted(ended.said) == list(FOUR), ended.text
+    assert sorted(ended.reports) == list(FOUR), ended.text
     assert ended.all_ended_equal(STEPS)
     assert ended.own[0] == ended.own[3], "the last round averages 0 with 3 and 1 with 2"
     assert ended.own[1] == ended.own[2], ended.text
@@ -62,7 +62,7 @@ def test_a_registered_learning_rate_scheduler_continues_equally_on_all_workers()
 
 def test_an_unregistered_learning_rate_scheduler_is_refused_in_the_first_step():
     ended = run({}, restarts=1, decays="forgotten")
-    assert (ended.code, ended.said) == (InputError.exit_code, {}), ended.text
+    assert (ended.code, ended.reports) == (InputError.exit_code, {}), ended.text
     assert "scheduler: workers may be started again here (--max-restarts)" in ended.text
     assert "optimizer.register_stateful(scheduler)" in ended.text
 
@@ -72,7 +72,7 @@ def test_round_sampler_gives_each_sample_once_over_a_failure_and_a_rejoin():
     assert [members for _, members in ended.views] == [ALL, LEFT, ALL]
     rounds = dict(assign_samples(range(37), ended.views, (1, 1, 1), 1, 0))
     assert sum(len(own) for hands in rounds.values() for own in hands.values()) >= 37 - 2
-    for rank, one in ended.said.items():
+    for rank, one in ended.reports.items():
         mine = [(step, hands[rank][0]) for step, hands in rounds.items() if rank in hands]
         since = ended.joins[1][0] if rank == 1 else 0
         assert [tuple(pair) for pair in one["seen"]] == [pair for pair in mine if pair[0] >= since], ended.text

@@ -53,7 +53,7 @@ def test_replicas_sharded_by_tensor_parallelism_equal_whole_workers(driver, mesh
     reports = run_scenario(driver, f"tensor parallel, {4 if mesh == '2x1x2' else 8}", MESH=mesh)
     assert_equal_runs(reports)
     if mesh == "2x2x2":
-        assert all("and a checkpoint is written over one" in report["said"] for report in reports)
+        assert all("and a checkpoint is written over one" in report["message"] for report in reports)
 
 
 def test_no_delay_changes_a_bit_of_sharded_runs(driver):
@@ -83,8 +83,8 @@ def test_unsupported_uses_of_sharded_models_raise_one_line_errors(driver):
         "checkpoint": "save_checkpoint: extra and optimizer settings must be JSON",
     }
     for report in run_scenario(driver, "refusals"):
-        assert report["said"].keys() == words.keys()
-        for name, message in report["said"].items():
+        assert report["messages"].keys() == words.keys()
+        for name, message in report["messages"].items():
             assert words[name] in message
             assert "\n" not in message
 

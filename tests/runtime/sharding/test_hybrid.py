@@ -117,9 +117,9 @@ def test_parallelize_measures_touched_rows_and_uses_the_planned_placement(ranks)
         train(case, model, optimizer, data, None)
         return optimizer.schedule.strategy.payload, optimizer.reasons, model.state_dict()
 
-    said = ranks.run(4, act)
-    payload, reasons, state = said[0]
-    assert all(other[0] == payload and other[1] == reasons for other in said)
+    results = ranks.run(4, act)
+    payload, reasons, state = results[0]
+    assert all(other[0] == payload and other[1] == reasons for other in results)
     words, bags, _ = (part[:, 0] for part in data_of(case))
     assert [route.parameter for route in payload.tables] == ["words.weight", "bag.weight"]
     touched = sum(len(set(step.flatten().tolist())) for step in words) / 3 / WORDS
@@ -144,11 +144,11 @@ def test_tables_start_with_the_values_of_worker_0(ranks, way):
             return model.words(words), model.bag(bags.view(-1, 2)), model.state_dict()
 
     plain, (words, bags, _) = Model(case), data_of(case)
-    said = ranks.run(4, act)
-    for rows, sums, _ in said:
+    results = ranks.run(4, act)
+    for rows, sums, _ in results:
         assert torch.equal(rows, plain.words(words))
         assert torch.equal(sums, plain.bag(bags.view(-1, 2)))
-    assert all(torch.equal(value, said[0][2][name]) for name, value in plain.state_dict().items())
+    assert all(torch.equal(value, results[0][2][name]) for name, value in plain.state_dict().items())
 
 
 def test_meta_tables_are_initialized_on_their_owners(ranks):
@@ -164,9 +164,9 @@ def test_meta_tables_are_initialized_on_their_owners(ranks):
         train(case, model, optimizer, part_of(data_of(case), world.rank), None)
         return len(model.words.weight), model.state_dict()["words.weight"]
 
-    said = ranks.run(4, act)
-    whole = said[0][1]
-    assert [rows for rows, _ in said] == [8, 7, 7, 7]
+    results = ranks.run(4, act)
+    whole = results[0][1]
+    assert [rows for rows, _ in results] == [8, 7, 7, 7]
     assert torch.equal(whole[3], torch.zeros(WIDTH))
     assert whole.shape == (WORDS, WIDTH)
     assert len(whole.unique(dim=0)) == WORDS
@@ -246,12 +246,12 @@ def test_evaluation_after_the_last_step_adds_no_step(ranks, using):
 @pytest.mark.parametrize("clips", ["no", "first", "after the average"])
 def test_clipping_adds_a_collective_only_after_averaging(ranks, monkeypatch, clips):
     """The norm is part of the message that ends the backward passes, or a message after it once that has been sent."""
-    case, said = Case("sgd"), [[] for _ in range(4)]
+    case, calls = Case("sgd"), [[] for _ in range(4)]
     meet = Wire.meet
 
     def count_calls(wire, group, call, *arguments, **named):
         if group is not wire.node:
-            said[wire.rank].append(call.kind.name)
+            calls[wire.rank].append(call.kind.name)
         return meet(wire, group, call, *arguments, **named)
 
     monkeypatch.setattr(Wire, "meet", count_calls)
@@ -259,7 +259,7 @@ def test_clipping_adds_a_collective_only_after_averaging(ranks, monkeypatch, cli
     def act(world):
         model, optimizer = start(case, world)
         words, bags, targets = (array[0, 0] for array in part_of(data_of(case), world.rank))
-        said[world.rank].clear()
+        calls[world.rank].clear()
         ((model(words, bags) * targets).sum() / 16).backward()
         if clips == "after the average":
             optimizer.average_gradients()
@@ -270,7 +270,7 @@ def test_clipping_adds_a_collective_only_after_averaging(ranks, monkeypatch, cli
     norms = ranks.run(4, act)
     assert all(norm == norms[0] for norm in norms)
     alone = ["NORM"] if clips == "after the average" else []
-    assert said == [["LOOKUP", "LOOKUP", "REDUCE", "STEP", *alone]] * 4
+    assert calls == [["LOOKUP", "LOOKUP", "REDUCE", "STEP", *alone]] * 4
 
 
 def test_clip_grad_norm_supports_sparse_gradients_on_one_process():
@@ -311,11 +311,11 @@ def test_norm_counts_every_row_and_dense_gradient_once(ranks, norm_type, largest
         model, _ = start(case, world)
         return norm(model, part_of(data_of(case), world.rank)), model.last.weight.grad
 
-    said = ranks.run(4, act)
-    assert all(one == said[0][0] for one, _ in said)
-    assert said[0][0].dtype == torch.float64
-    assert torch.allclose(said[0][0], wanted, rtol=1e-12, atol=0)
-    assert all(torch.allclose(gradient, whole.last.weight.grad, rtol=1e-12, atol=0) for _, gradient in said)
+    results = ranks.run(4, act)
+    assert all(one == results[0][0] for one, _ in results)
+    assert results[0][0].dtype == torch.float64
+    assert torch.allclose(results[0][0], wanted, rtol=1e-12, atol=0)
+    assert all(torch.allclose(gradient, whole.last.weight.grad, rtol=1e-12, atol=0) for _, gradient in results)
 
 
 @pytest.mark.parametrize(
@@ -337,5 +337,5 @@ def test_infinity_norm_of_sparse_and_dense_gradients(gradients, wanted):
     weight.grad = dense
     table = torch.nn.Parameter(torch.zeros(4, 1, dtype=torch.float64))
     table.grad = torch.sparse_coo_tensor(torch.arange(len(rows)).view(1, -1), rows.view(-1, 1), (4, 1))
-    said = partreduce.clip_grad_norm_([weight, table], 0.25, INF)
-    torch.testing.assert_close(said, torch.tensor(wanted, dtype=torch.float64), equal_nan=True)
+    norm = partreduce.clip_grad_norm_([weight, table], 0.25, INF)
+    torch.testing.assert_close(norm, torch.tensor(wanted, dtype=torch.float64), equal_nan=True)

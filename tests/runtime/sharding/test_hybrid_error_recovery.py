@@ -26,7 +26,7 @@ def test_caught_lookup_error_leaves_later_lookups_correct(ranks, monkeypatch):
 
     def run(world):
         model, _ = start(CASE, world)
-        said, ids = [], torch.tensor([1, 5, 28]) - world.rank % 2
+        messages, ids = [], torch.tensor([1, 5, 28]) - world.rank % 2
         if world.rank == 1:
             slow.append(threading.get_ident())
         for number, culprit in enumerate((2, 2, 0, 3)):
@@ -34,10 +34,10 @@ def test_caught_lookup_error_leaves_later_lookups_correct(ranks, monkeypatch):
                 with torch.no_grad():
                     model.words(ids + (number + 1) * WORDS * (world.rank == culprit))
             except InputError as error:
-                said.append(str(error).removesuffix("; its rows are 0..28"))
+                messages.append(str(error).removesuffix("; its rows are 0..28"))
         with torch.no_grad():
             assert torch.equal(model.words(ids), values[ids])
-        return said
+        return messages
 
     lines = [f"worker {rank}: parameter 'words.weight': index {index} is out of range"
              for rank, index in ((2, 30), (2, 59), (0, 88), (3, 116))]  # fmt: skip

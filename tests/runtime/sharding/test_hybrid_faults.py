@@ -119,11 +119,11 @@ def test_state_dict_on_worker_0_alone_is_reported(ranks, of, place):
                 pass
         optimizer.finish()
 
-    said = ranks.texts(4, run, PartreduceError)
+    messages = ranks.texts(4, run, PartreduceError)
     waits = "finished after 1 rounds" if place == "finish" else "waits for all in mean_model() after 1 rounds"
-    assert f"{waits}: worker 0 is in state_dict(), which puts the rows of 'words.weight' together" in said[0]
-    assert "let all of them call it at the same place" in said[0]
-    assert all("worker 0 gave up first" in line and "state_dict()" in line for line in said[1:])
+    assert f"{waits}: worker 0 is in state_dict(), which puts the rows of 'words.weight' together" in messages[0]
+    assert "let all of them call it at the same place" in messages[0]
+    assert all("worker 0 gave up first" in line and "state_dict()" in line for line in messages[1:])
 
 
 def test_removed_hooks_are_harmless_and_a_restored_embedding_is_reported(ranks):
@@ -142,8 +142,8 @@ def test_removed_hooks_are_harmless_and_a_restored_embedding_is_reported(ranks):
             return str(error)
         return second
 
-    said = ranks.run(4, run)
-    assert said[2].startswith("worker 2: parameter 'words.weight': its embedding was changed after")
+    messages = ranks.run(4, run)
+    assert messages[2].startswith("worker 2: parameter 'words.weight': its embedding was changed after")
     ranks.fresh()
 
 
@@ -156,9 +156,9 @@ def test_different_vocabularies_are_reported_before_communication(ranks):
             start(CASE, world, model)
         return str(caught.value)
 
-    said = set(ranks.run(4, run))
-    assert len(said) == 1
-    assert f"rank 3 has words.weight {WORDS + 1}×{WIDTH}" in said.pop()
+    messages = set(ranks.run(4, run))
+    assert len(messages) == 1
+    assert f"rank 3 has words.weight {WORDS + 1}×{WIDTH}" in messages.pop()
 
 
 def test_schedule_for_another_table_size_or_name_is_rejected(ranks):
@@ -358,8 +358,8 @@ def test_clipping_with_a_worker_that_never_had_data_is_reported(ranks):
     found = ranks.run(4, run)
     ranks.fresh()
     assert "worker 0 stopped" in found.pop(2)
-    told = "clip_grad_norm_: the data of worker 2 ended, and it would continue with mean gradients as they are;"
-    assert all(said.startswith(told) for said in found), found
+    expected = "clip_grad_norm_: the data of worker 2 ended, and it would continue with mean gradients as they are;"
+    assert all(text.startswith(expected) for text in found), found
 
 
 def test_lookup_with_a_failed_worker_names_the_worker(ranks):
@@ -373,10 +373,10 @@ def test_lookup_with_a_failed_worker_names_the_worker(ranks):
             return "gone"
         return step(model, optimizer, *data[1])
 
-    said = ranks.texts(4, run, PartreduceError)
-    survivors = [text for text in said if text != "gone"]
-    assert all(text.startswith("step 1, round 1: group {") for text in survivors), said
-    assert all("worker 1 was killed by signal 9" in text for text in survivors), said
+    messages = ranks.texts(4, run, PartreduceError)
+    survivors = [text for text in messages if text != "gone"]
+    assert all(text.startswith("step 1, round 1: group {") for text in survivors), messages
+    assert all("worker 1 was killed by signal 9" in text for text in survivors), messages
 
 
 SCRIPT = """
@@ -400,7 +400,7 @@ def test_all_survivors_name_a_killed_process(tmp_path):
     partreduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, payload=payload)))
     done = WARM.run("partreduce", "run", "--workers", "3", script, file)
     assert done.returncode
-    said = (done.stdout + done.stderr).splitlines()
-    lost = [line for line in said if "PeerFailedError: step 5, round 5: " in line]
-    assert len(lost) == 2, said
+    lines = (done.stdout + done.stderr).splitlines()
+    lost = [line for line in lines if "PeerFailedError: step 5, round 5: " in line]
+    assert len(lost) == 2, lines
     assert all("worker 1 was killed by signal 9 (SIGKILL)" in line for line in lost)

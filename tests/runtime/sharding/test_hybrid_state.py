@@ -143,9 +143,9 @@ def test_only_the_state_dict_of_worker_0_can_be_loaded(ranks):
         state = model.state_dict()
         model.load_state_dict(state)
 
-    said = ranks.texts(4, act, InputError)
-    assert said[0] == ""
-    assert all("load the file that worker 0 saved" in text for text in said[1:])
+    messages = ranks.texts(4, act, InputError)
+    assert messages[0] == ""
+    assert all("load the file that worker 0 saved" in text for text in messages[1:])
 
 
 def test_state_dict_after_finish_waits_for_a_late_worker(ranks, monkeypatch):

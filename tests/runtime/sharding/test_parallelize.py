@@ -77,8 +77,8 @@ def test_missing_workers_share_one_deadline(ranks):
         finally:
             has_raised.set()
 
-    said = results_of(ranks, act)
-    assert said == ["parallelize: workers 1, 2 said nothing within 0.5 s", "", "", ["mine"]]
+    messages = results_of(ranks, act)
+    assert messages == ["parallelize: workers 1, 2 said nothing within 0.5 s", "", "", ["mine"]]
 
 
 def test_cluster_of_another_size_is_rejected(ranks):
@@ -101,7 +101,7 @@ def test_batch_rejected_by_forward_suggests_the_forward_argument(ranks):
         options = {"forward": lambda model, batch: model(batch["words"], batch["bags"])}
         return wrap_by_parallelize(Model(CASE), world, dicts(world.rank), **options)[1].reasons
 
-    assert all("words.weight" in said[0] for said in results_of(ranks, act))
+    assert all("words.weight" in texts[0] for texts in results_of(ranks, act))
 
 
 def test_frozen_embeddings_need_neither_tables_nor_batches(ranks):

@@ -81,13 +81,13 @@ def replay_table(table, ids, gradients, way, codec, *, local):
         )
         total = np.zeros_like(table)
         for members in [(0, 1), (2, 3)] if local else [(0,), (1,), (2,), (3,)]:
-            brought = np.zeros_like(table)
+            passed = np.zeros_like(table)
             for rank in members:
                 own = np.zeros_like(table)
                 for part in PARTS:
                     own[ids[step, rank, part]] += gradients[step, rank, part]
-                brought += own  # rounded once, however often a worker has looked a row up
-            total += round_rows(brought, codec)  # rows without a gradient stay zero
+                passed += own  # rounded once, however often a worker has looked a row up
+            total += round_rows(passed, codec)  # rows without a gradient stay zero
         table -= np.float32(RATE) * (total / np.float32(4))
     return np.array(seen), table
 
@@ -217,8 +217,8 @@ def test_worker_with_another_codec_is_named(ranks):
     def run(world):
         wrap(Rows(draw_rows(0)[0]), schedule_of(codec="int8" if world.rank == 2 else "float16"), world)
 
-    said = ranks.texts(4, run, HandshakeError)
-    assert all("schedule differs: rank 2 has" in line for line in said), said
+    messages = ranks.texts(4, run, HandshakeError)
+    assert all("schedule differs: rank 2 has" in line for line in messages), messages
 
 
 def test_training_with_codecs_reaches_the_loss_of_exact_rows(ranks):

@@ -236,7 +236,7 @@ class Heartbeat(Signs):
         return self.glances
 
     def doing(self, text, waits=()):
-        self.said = text, waits
+        self.described = text, waits
 
 
 def wait(heartbeat, done, *, pausing):
@@ -249,7 +249,7 @@ def test_pause_waits_for_workers_after_their_last_step():
     """In finish() all peers have reported their last step while marks of the last pause are still in flight."""
     heartbeat = Heartbeat(8)
     wait(heartbeat, lambda: heartbeat.glances > 2, pausing=True)  # it reads their state and continues to wait
-    assert heartbeat.said[1] == (1, 3)
+    assert heartbeat.described[1] == (1, 3)
 
 
 def test_step_raises_if_a_needed_peer_has_finished():

@@ -99,8 +99,8 @@ def test_pipeline_wider_than_2_warns_once(ranks):
     with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(2, lambda world: make_optimizer(world, width=3)[1].finish())
         ranks.run(2, lambda world: make_optimizer(world)[1].finish())
-    said = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
-    assert said == [f"partreduce: schedule 'trained' has a pipeline of 3: {WIDER}"]
+    message = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
+    assert message == [f"partreduce: schedule 'trained' has a pipeline of 3: {WIDER}"]
 
 
 def test_scaler_skips_late_and_drained_steps_on_all_workers(ranks):
@@ -241,8 +241,8 @@ def test_load_state_dict_drops_gradients_in_flight_with_a_warning(ranks):
 
     with warnings.catch_warnings(record=True, action="always") as caught:
         assert ranks.run(2, work) == [[1.0]] * 2
-    said = [str(warning.message) for warning in caught]
-    assert any("the gradients of step 2, which were in flight, are dropped" in text for text in said)
+    message = [str(warning.message) for warning in caught]
+    assert any("the gradients of step 2, which were in flight, are dropped" in text for text in message)
 
 
 def test_unsupported_late_gradients_are_dropped_with_a_warning(ranks):
@@ -266,9 +266,11 @@ def test_unsupported_late_gradients_are_dropped_with_a_warning(ranks):
 
     with warnings.catch_warnings(record=True, action="always") as caught:
         assert ranks.run(2, work) == [[0.0, 1.0, 1.0]] * 2
-    said = [str(warning.message) for warning in caught if "besides the optimizer's is dropped" in str(warning.message)]
-    assert len(said) == 6
-    assert sum("the late gradients of 2 steps, and a pipeline of 2 has 1" in text for text in said) == 2
+    message = [
+        str(warning.message) for warning in caught if "besides the optimizer's is dropped" in str(warning.message)
+    ]
+    assert len(message) == 6
+    assert sum("the late gradients of 2 steps, and a pipeline of 2 has 1" in text for text in message) == 2
 
 
 def test_warning_of_dropped_gradients_points_to_the_caller(ranks, tmp_path):

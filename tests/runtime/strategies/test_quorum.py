@@ -115,18 +115,18 @@ def test_peers_of_a_stopped_worker_advance_to_its_queue_bound(ranks, bound, befo
             time.sleep(0.01)
         time.sleep(0.3)  # for a worker that would exceed the bound
         seen.append(list(far))
-        while said[-1:] != [queued] and time.monotonic() < deadline:  # the last result may be in flight
-            drivers[0].publish_activity(said.append)
+        while messages[-1:] != [queued] and time.monotonic() < deadline:  # the last result may be in flight
+            drivers[0].publish_activity(messages.append)
             time.sleep(0.01)
         released.set()
 
-    seen, said, drivers = [], [], {}
+    seen, messages, drivers = [], [], {}
     watching = threading.Thread(target=watch)
     watching.start()
     results = ranks.run(n, work)
     watching.join()
     assert max(seen[0][1:]) == seen[0][0] + bound
-    assert said[-1] == queued
+    assert messages[-1] == queued
     assert all((values == -n * (before + 10)).all() for values in results)
 
 
@@ -283,8 +283,8 @@ def test_learning_rates_stepped_per_call_warn(ranks, by_rounds):
 
     with warnings.catch_warnings(record=True, action="always") as caught:
         results = ranks.run(n, work)
-    said = [str(warning.message) for warning in caught if "different settings" in str(warning.message)]
-    assert bool(said) is not by_rounds
+    message = [str(warning.message) for warning in caught if "different settings" in str(warning.message)]
+    assert bool(message) is not by_rounds
     assert all(np.array_equal(values, results[0]) for values in results) is by_rounds
 
 
@@ -352,26 +352,26 @@ def test_counts_roundtrip_through_a_sum_and_detect_other_rounds(seed):
     draw = random.Random(seed)
     size = draw.randrange(2, 7)
     shares = [Share(40, tuple(range(draw.choice([0, 1, 2, 500])))) for _ in range(size)]
-    brought = [
+    passed = [
         GradientSum([torch.full((room_for(size),), 7.0)], is_empty=False, scaled=draw.random() < 0.2)
         for _ in range(size)
     ]
-    begun = [StartedRound(3, 40, share, one) for share, one in zip(shares, brought, strict=True)]
+    begun = [StartedRound(3, 40, share, one) for share, one in zip(shares, passed, strict=True)]
     here, there = tag_of("run", 3, 40), tag_of("run", 3, 41)
 
     def exchange(tags):
         for place, (one, tag) in enumerate(zip(begun, tags, strict=True)):
             write_counts(one, one.payload.arrays[0], tag, place=place, size=size)
-        total = torch.stack([one.arrays[0] for one in brought]).sum(0)
-        for one in brought:
+        total = torch.stack([one.arrays[0] for one in passed]).sum(0)
+        for one in passed:
             one.arrays[0].copy_(total)
 
     exchange([here] * size)
     for one in begun:
-        assert read_counts(one.payload.arrays[0], here, 40, size=size) == (shares, any(one.scaled for one in brought))
+        assert read_counts(one.payload.arrays[0], here, 40, size=size) == (shares, any(one.scaled for one in passed))
     exchange([*[here] * (size - 1), there])
     with pytest.raises(PeerGoneError, match="different rounds"):
-        read_counts(brought[0].arrays[0], here, 40, size=size)
+        read_counts(passed[0].arrays[0], here, 40, size=size)
 
 
 def test_broadcast_tree_reaches_each_worker_once():
@@ -438,13 +438,13 @@ def test_failed_construction_on_one_worker_abandons_all_groups(ranks, monkeypatc
     monkeypatch.setattr(Mailbox, "__init__", fails)
 
     def work(world):
-        said = []
+        messages = []
         for _ in range(2):
             with pytest.raises(UnavailableError) as caught:
                 make_optimizer(world, schedule_of(2))
-            said.append(str(caught.value))
+            messages.append(str(caught.value))
             monkeypatch.setattr(Mailbox, "__init__", make)
-        return said, world.abandoned
+        return messages, world.abandoned
 
     ranks.fresh()
     (first, first_left), (second, second_left) = ranks.run(2, work)
@@ -453,8 +453,8 @@ def test_failed_construction_on_one_worker_abandons_all_groups(ranks, monkeypatc
     assert second_left
     assert "worker 1" in first[0]
     assert second[0] == "no free port"
-    for said in (first, second):
-        assert said[1] == "group {0,1}: the groups of this run were destroyed after a failure"
+    for messages in (first, second):
+        assert messages[1] == "group {0,1}: the groups of this run were destroyed after a failure"
 
 
 @on_ranks(2, [[2.0] * 3] * 2)

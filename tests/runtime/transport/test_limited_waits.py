@@ -233,7 +233,7 @@ def test_check_ends_a_wait_early_and_is_not_called_after_the_end():
 
 @pytest.mark.parametrize("error", [RuntimeError("no address"), OSError("no address")])
 def test_bounded_call_gives_up_and_raises_its_error_after_its_return(error):
-    may_end, asked = threading.Event(), []
+    may_end, requested = threading.Event(), []
 
     def fail_late():
         may_end.wait(60)
@@ -243,12 +243,12 @@ def test_bounded_call_gives_up_and_raises_its_error_after_its_return(error):
     with pytest.raises(OverdueError, match=r"did not return within 0\.01 s"):
         call.result(0.01)
     with pytest.raises(OverdueError, match="it is void"):
-        call.result(60, lambda: asked.append(1) or "it is void")
+        call.result(60, lambda: requested.append(1) or "it is void")
     assert call.is_running
     may_end.set()
     with pytest.raises(RuntimeError, match="no address"):
         call.result(60)
-    assert (asked, call.is_running) == ([1], False)
+    assert (requested, call.is_running) == ([1], False)
 
 
 class TimedSigns:
@@ -363,24 +363,24 @@ def test_wait_ends_early_when_an_awaited_peer_is_gone(clock):
     signs.why = "worker 2 left"
     with pytest.raises(PeerGoneError, match="worker 2 left"):
         advance(clock, 1.5, wait.check)
-    asked = []
-    signs.failure_reason = lambda members, _round=None: asked.append(members)
+    requested = []
+    signs.failure_reason = lambda members, _round=None: requested.append(members)
     wait = Wait(signs, (1, 2), 60.0)
     wait.set_members((2,))
     advance(clock, 1.5, wait.check)
-    assert set(asked) == {(2,)}
+    assert set(requested) == {(2,)}
 
 
 def test_connecting_group_asks_for_votes_only_when_a_check_is_due(clock):
     """A vote raises the counter of changes, so asking the store each time would find it no earlier."""
-    world, signs, asked = GlooWorld(HashStore(), 0, 2, timedelta(seconds=60)), Signs(), []
-    world.signs, world.given_up = signs, lambda: asked.append(clock[0])
+    world, signs, requested = GlooWorld(HashStore(), 0, 2, timedelta(seconds=60)), Signs(), []
+    world.signs, world.given_up = signs, lambda: requested.append(clock[0])
     watch = world._watch_over((0, 1))
     advance(clock, 0.9, watch)
-    assert asked == []
+    assert requested == []
     signs.asked += 1  # a vote is called
     advance(clock, 0.3, watch)
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def test_death_of_a_member_is_found_without_signs_of_life(clock):

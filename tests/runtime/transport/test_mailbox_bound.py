@@ -226,16 +226,16 @@ def test_waiting_for_room_ends_when_the_run_does():
 
 def test_answers_beyond_the_bound_raise_an_error_that_names_the_peer():
     """To a worker that does not read, the bound is in flight, as much is queued, and the next message is an error."""
-    gate, asked = threading.Event(), []
+    gate, requested = threading.Event(), []
 
     def note_question(message):
-        asked.append(message)
+        requested.append(message)
         boxes[0].send(1, "news", message.numbers)
 
     with Boxes(note_question, lambda message: gate.wait(), ignore, bound=Bound(3, 100)) as boxes:
         for number in range(6):
             boxes[2].send(0, "tell", (number,))
-        until(lambda: len(asked) == 6)
+        until(lambda: len(requested) == 6)
         assert boxes[0].traffic()[1].on_the_way.messages == 3
         assert boxes[0].traffic()[1].waiting.messages == 3
         boxes[2].send(0, "tell", (6,))

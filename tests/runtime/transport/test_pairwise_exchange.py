@@ -60,8 +60,8 @@ def test_receives_are_posted_first_and_few_messages_are_in_flight():
     targets = [(1 + distance) % size for distance in range(1, size)]
     assert group.events[: size - 1] == [("post", place) for place in others]
     for index, place in enumerate(targets):
-        came = [e[1] for e in group.events[: group.events.index(("send", place))] if e[0] == "came"]
-        assert came == others[: max(0, index - AHEAD + 1)], "as soon as fewer than AHEAD rounds are in flight"
+        arrived = [e[1] for e in group.events[: group.events.index(("send", place))] if e[0] == "came"]
+        assert arrived == others[: max(0, index - AHEAD + 1)], "as soon as fewer than AHEAD rounds are in flight"
     assert sorted(e for e in group.events if e[0] in ("came", "left")) == sorted(
         [*(("came", place) for place in others), *(("left", place) for place in targets)]
     ), "all are waited for"

@@ -69,10 +69,10 @@ def test_import_command_explains_and_refutes_settings(which, maxtext, torchft, t
         "maxtext": lambda: maxtext(enable_streaming_diloco=True, num_diloco_fragments=19),
         "torchft": lambda: torchft(**SIX_AND_SIX),
     }
-    told = ran(capsys, ["import", str(made[which]()), "-o", str(tmp_path / "s.json")], 1).err
-    assert "outer step" in told
-    assert "refuted" in told
-    assert told.count("partreduce: ") == 1
+    errors = ran(capsys, ["import", str(made[which]()), "-o", str(tmp_path / "s.json")], 1).err
+    assert "outer step" in errors
+    assert "refuted" in errors
+    assert errors.count("partreduce: ") == 1
     assert not (tmp_path / "s.json").exists()
 
 

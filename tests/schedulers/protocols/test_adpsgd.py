@@ -101,12 +101,12 @@ def served_once():
     def check(pair):
         asking = pair.first_state.waits_for == pair.second
         kept = pair.second_state.askers.count(pair.first)
-        asked = sum(isinstance(m, Ask) for m in pair.there)
+        requested = sum(isinstance(m, Ask) for m in pair.there)
         crossed = pair.second_state.waits_for == pair.first
         answered = len(pair.back) - sum(isinstance(m, Ask) for m in pair.back)
         if crossed or any(isinstance(m, Ask) for m in pair.back):
             return None
-        return None if asked + kept + answered == asking else f"{pair}"
+        return None if requested + kept + answered == asking else f"{pair}"
 
     return check
 
@@ -170,8 +170,8 @@ def test_request_partners_follow_the_roles():
     roles = (Role.ACTIVE, Role.ACTIVE, Role.PASSIVE, Role.BOTH)
     everybody = Digraph.undirected(4, [(u, v) for u in range(4) for v in range(u)])
     pairing = Pairing(everybody, roles)
-    asked = [[event.partner for event in pairing.ready(v, PairState())] for v in range(4)]
-    assert asked == [[2, 3], [2, 3], [], [2]]
+    requested = [[event.partner for event in pairing.ready(v, PairState())] for v in range(4)]
+    assert requested == [[2, 3], [2, 3], [], [2]]
     assert all(pairing.ready(v, PairState(waits_for=w)) == () for v in range(4) for w in (0, 2))
 
 

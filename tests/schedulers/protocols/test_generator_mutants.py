@@ -192,7 +192,7 @@ mutant("generator", "served", "only the first in the queue is answered",
     seen=lambda s: replace(s, waiting=s.waiting[:1]),
     left=lambda now, was: replace(now, waiting=(*now.waiting, *was.waiting[1:])))
 mutant("generator", "served", "groups start only when no worker is in one", instead=start_one_at_a_time)
-mutant("generator", "served", "the last member is not told that its group runs", told=lambda actions:
+mutant("generator", "served", "the last member is not told that its group runs", emits=lambda actions:
     tuple(a for a in actions if not (sends(a, Grant) and a.to == a.message.members[-1])))
 mutant("generator", "notify_void", "members of a lost group are not told", instead=lambda *_: ())
 mutant("generator", "notify_void", "only the first member of a lost group hears of it",

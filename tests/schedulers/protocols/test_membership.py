@@ -52,16 +52,16 @@ def with_votes(**facts):
 
 def publish_at_once(machine, original, state, view):
     after, actions = original(state, view)
-    told, more = machine._published(after)
-    return told, (*actions, *more)
+    notified, more = machine._published(after)
+    return notified, (*actions, *more)
 
 
 def count_any_generation(_, __, state, own, members, message):
-    def is_it(said):
-        same = getattr(said, "place", 0) == getattr(message, "place", 0)
-        return isinstance(said, type(message)) and same
+    def is_it(other):
+        same = getattr(other, "place", 0) == getattr(message, "place", 0)
+        return isinstance(other, type(message)) and same
 
-    return all(member == own or any(u == member and is_it(said) for u, said in state.heard) for member in members)
+    return all(member == own or any(u == member and is_it(other) for u, other in state.heard) for member in members)
 
 
 def donor_furthest_behind(view, state):
@@ -85,7 +85,7 @@ bug("_view", "A worker that is prepared commits, whether another one has or not.
     instead=in_view(lambda view, s: replace(view, forward=tuple(w for w in view.members if s.votes[w].prepared))))
 bug("ready", "A worker commits its sum as soon as it has it.", THREE, instead=lambda _, original, p, s:
     (Confirmed(),) if isinstance(s, Member) and s.phase is Phase.RUN and s.prepared else original(p, s))
-bug("_voted", "A vote does not say that its worker is prepared.", THREE, told=lambda actions: tuple(
+bug("_voted", "A vote does not say that its worker is prepared.", THREE, emits=lambda actions: tuple(
     replace(a, message=replace(a.message, prepared=())) if isinstance(a, Send) else a for a in actions))
 bug("_view", "The view resumes at the place of the survivor that is furthest behind.", FOUR,
     instead=in_view(lambda view, s:
@@ -98,10 +98,10 @@ bug("_silent", "The view is decided although one member that lives has not voted
 bug("_written", "The view goes out before it is written down, so that one started again decides once more.", RESTART,
     instead=publish_at_once)
 bug("step", "The view goes out before it is written down, so that one started again decides once more.",
-    left=lambda now, was, event: replace(now, log=now.log[:-1], told=1)
+    left=lambda now, was, event: replace(now, log=now.log[:-1], num_published=1)
         if isinstance(event, Restart) and len(was.log) > 1 else now)
 bug("step", "An authority that was started again takes what it has written down for told.", THREE_RESTART,
-    left=lambda now, _, event: replace(now, told=len(now.log)) if isinstance(event, Restart) else now)
+    left=lambda now, _, event: replace(now, num_published=len(now.log)) if isinstance(event, Restart) else now)
 bug("_looked", "A vote for the next generation is opened before the view of this one has gone out.", ONE_MAY,
     instead=lambda m, _, s: m._opened(s) if s.lost.intersection(s.view.members) else (s, ()))
 bug("_step_member", "Late news of a loss that is behind a worker makes it vote again.", THREE_RESTART,
@@ -151,7 +151,7 @@ bug("_step_authority", "A worker that is given up may leave like any other.", TA
     instead=lambda _, original, s, event: (s, (Send(event.source, Released()),))
         if brings(event, Left) and event.source in s.lost else original(s, event))
 bug("_step_authority", "The authority notes who leaves, and does not answer.", CUT_TWO,
-    told=lambda actions: tuple(a for a in actions if not sends(a, Released)))
+    emits=lambda actions: tuple(a for a in actions if not sends(a, Released)))
 bug("_decided", "A worker that leaves waits for the answer alone, and not for the view without it.", TAKEN,
     instead=lambda _, original, w, s, view: (s, ()) if s.phase is Phase.LEAVING else original(w, s, view))
 bug("_asked",

@@ -186,9 +186,9 @@ def test_joiner_failing_in_a_vote_does_not_prolong_the_run():
 
 def test_restarted_authority_publishes_to_joined_workers():
     authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
-    authority, told = joining(replace(authority, restarts=1), Publish())
-    assert joining(authority, Restart(), Publish())[1] == told
-    assert [one.to for one in told] == [0, 1, 2]
+    authority, notified = joining(replace(authority, restarts=1), Publish())
+    assert joining(authority, Restart(), Publish())[1] == notified
+    assert [one.to for one in notified] == [0, 1, 2]
 
 
 def test_vote_reason_is_reset_with_its_view():
@@ -196,7 +196,7 @@ def test_vote_reason_is_reset_with_its_view():
     assert (authority.admits, authority.is_open) == (False, False)
     joined, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0)))
     assert (joined.admits, joined.is_open) == (False, False)
-    again = replace(JOINING.start(3)[0], log=(FIRST, View(1, (0, 1), (4, 0))), told=2)
+    again = replace(JOINING.start(3)[0], log=(FIRST, View(1, (0, 1), (4, 0))), num_published=2)
     again, _ = joining(again, Received(2, Join()), Received(0, Vote(2, (6, 0))), Received(1, Vote(2, (6, 0))))
     assert again.view == View(2, (0, 1), (6, 0)), "no worker could join, so the members are the same"
 
@@ -218,7 +218,7 @@ def test_release_affects_only_leaving_workers(phase):
 def test_messages_of_old_generations_are_dropped():
     view = View(2, ALL, (4, 0))
     old, now, later = Here(1), Here(2), Here(3)
-    kept, _ = after(Member(view, Phase.REBUILD), *(Received(1, said) for said in (old, now, later)))
+    kept, _ = after(Member(view, Phase.REBUILD), *(Received(1, one) for one in (old, now, later)))
     assert kept.heard == {(1, now), (1, later)}
     for phase in (Phase.FENCED, Phase.ENDED, Phase.LEFT, Phase.LEAVING):
         assert after(Member(view, phase), Received(1, now))[0].heard == frozenset()

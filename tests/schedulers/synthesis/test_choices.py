@@ -76,8 +76,8 @@ def test_costs_match_their_schedules(name):
 @pytest.mark.parametrize("algorithm", AllReduceAlgorithm)
 @pytest.mark.parametrize("links", LINKS)
 def test_loads_are_lower_bounds_of_phase_cost(links, algorithm):
-    asked = problem("2,2,1", LINKS[links], algorithm)
-    choices, rng = explicit_groups(asked), np.random.default_rng(3)
+    requested = problem("2,2,1", LINKS[links], algorithm)
+    choices, rng = explicit_groups(requested), np.random.default_rng(3)
     seconds, busy = choices.seconds_and_loads
     place, compared = {block: b for b, block in enumerate(choices.blocks)}, 0
     for phase in random_phases(choices, rng, 60):
@@ -173,15 +173,15 @@ def test_exchanges_improve_the_front_within_the_limits(limits):
 def test_step_seconds_match_the_cycle_times(name):
     """Rounds with disjoint groups overlap if few ranks are distinguished; otherwise every round is a barrier."""
     hardware = replace(LINKS["an uplink"] if name == "explicit 4,2,1" else HARDWARE, compute=0.05)
-    asked = CHOICES[name].problem
-    choices = replace(CHOICES[name], problem=replace(asked, cluster=replace(asked.cluster, hardware=hardware)))
+    requested = CHOICES[name].problem
+    choices = replace(CHOICES[name], problem=replace(requested, cluster=replace(requested.cluster, hardware=hardware)))
     rng, overlapped = np.random.default_rng(1), 0
     phases = [(), *random_phases(choices, rng, 12)]
     steps = (1,) * (1 if choices.radices else choices.num_ranks)
     periods = [tuple(phases[i] for i in rng.integers(0, len(phases), 8)) for _ in range(6)]
     for period, seconds in zip(periods, choices.step_seconds(periods, steps).tolist(), strict=True):
         apart = 0.05 + sum(map(choices.cost, period)) / 8
-        exact = cycle_time(choices.schedule(period, steps), hardware, algorithm=asked.algorithm).per_step
+        exact = cycle_time(choices.schedule(period, steps), hardware, algorithm=requested.algorithm).per_step
         told_apart = choices.num_ranks <= MAX_TIMED
         assert seconds == pytest.approx(exact if told_apart else apart, rel=0.03)
         overlapped += seconds < apart * 0.999
@@ -208,14 +208,14 @@ def test_explicit_groups_are_complete_and_respect_max_group():
 
 @pytest.mark.parametrize(("shape", "kinds"), [("4x4", 1), ("2x2", 2), ("3,2", 1), ("64x8", 1), ("64x32", 1)])
 def test_rules_need_regular_clusters(shape, kinds):
-    asked = problem(shape)
-    listed = choices_of(asked)
+    requested = problem(shape)
+    listed = choices_of(requested)
     assert len(listed) == kinds
-    assert bool(listed[0].radices) == asked.cluster.is_regular
-    assert len(choices_of(replace(asked, limits=Limits(max_group=4)))) == (
-        2 if asked.cluster.is_regular and asked.cluster.num_workers <= MAX_PLACES else 1
+    assert bool(listed[0].radices) == requested.cluster.is_regular
+    assert len(choices_of(replace(requested, limits=Limits(max_group=4)))) == (
+        2 if requested.cluster.is_regular and requested.cluster.num_workers <= MAX_PLACES else 1
     )
-    assert kinds == 1 or asked.cluster.num_workers <= FEW_WORKERS
+    assert kinds == 1 or requested.cluster.num_workers <= FEW_WORKERS
     assert all(len(one.places) <= (MAX_RULE_PLACES if one.radices else MAX_PLACES) for one in listed)
 
 
@@ -288,11 +288,11 @@ def test_whole_racks_are_among_the_explicit_groups():
 )
 def test_crossing_bound_is_a_lower_bound_of_connected_schedules(cluster):
     """No connected schedule communicates less than the bound."""
-    asked = Problem(cluster=cluster, limits=Limits(max_period=1))
-    bound = crossing_bound(asked)
+    requested = Problem(cluster=cluster, limits=Limits(max_period=1))
+    bound = crossing_bound(requested)
     assert bound == pytest.approx(10 / 1.0), "a pair across the thin uplink"
     assert bound > crossing_bound(Problem(cluster=in_racks(str(cluster)), limits=Limits(max_period=1)))
-    choices = explicit_groups(asked)
+    choices = explicit_groups(requested)
     assert choices.cost(choices.everybody()) >= bound
 
 
@@ -306,7 +306,7 @@ def test_hierarchy_levels_follow_the_switches():
 
 def test_cross_rack_groups_cost_more_at_equal_mixing():
     """Two rule phases that differ in one digit of radix 2 mix equally; the one inside racks is cheaper."""
-    asked = Problem(cluster=in_racks("4x2", (0, 1), (2, 3)))
-    across, within = (rule_blocks(asked).cost((Block((0,), (digit,)),)) for digit in range(2))
+    requested = Problem(cluster=in_racks("4x2", (0, 1), (2, 3)))
+    across, within = (rule_blocks(requested).cost((Block((0,), (digit,)),)) for digit in range(2))
     assert across == pytest.approx(2 * 10 / 1.0), "two pairs share each uplink"
     assert within == pytest.approx(10 / 5.0)

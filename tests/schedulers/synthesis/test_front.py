@@ -49,8 +49,8 @@ def test_jointly_infeasible_limits_keep_the_candidates():
 
 
 def test_composition_of_period_24_reaches_its_communication_limit():
-    asked = problem("4x4", objective=Objective.COMMUNICATION, max_consensus_distance=8 / 7)
-    front = synthesize(asked, effort=5)
+    requested = problem("4x4", objective=Objective.COMMUNICATION, max_consensus_distance=8 / 7)
+    front = synthesize(requested, effort=5)
     best = front.best
     assert best is not None
     assert best.communication_seconds_per_step <= 0.052
@@ -69,8 +69,8 @@ def test_uneven_speeds_use_proportional_steps_per_round():
 
 
 def test_same_seed_and_effort_give_the_same_front(capfd):
-    asked = problem("3,4,2", max_group=3, max_period=6)
-    fronts = [synthesize(asked, effort=0.3, seed=7) for _ in range(2)]
+    requested = problem("3,4,2", max_group=3, max_period=6)
+    fronts = [synthesize(requested, effort=0.3, seed=7) for _ in range(2)]
     one, other = ([(c.schedule, c.communication_seconds_per_step) for c in front.candidates] for front in fronts)
     assert one == other
     assert one
@@ -85,7 +85,7 @@ def test_candidate_names_are_unique():
 
 def test_interrupt_returns_the_candidates_found_so_far(monkeypatch):
     """Ctrl-C during the second kind of groups returns the candidates of the first, and ends the clock."""
-    asked = problem("2x2")
+    requested = problem("2x2")
     explore, reached = front_module.Exploration.explore, []
 
     def interrupt(exploration, until):
@@ -96,7 +96,7 @@ def test_interrupt_returns_the_candidates_found_so_far(monkeypatch):
 
     monkeypatch.setattr(front_module.Exploration, "explore", interrupt)
     clock = Clock(seconds=600, effort=0.3)
-    left = front_module.search(asked, clock, 0.3, seed=0)
+    left = front_module.search(requested, clock, 0.3, seed=0)
     assert left.best is not None
     assert all(one.schedule.rule() is not None for one in left.candidates)
     assert reached == ["rules", "explicit groups"]

@@ -54,14 +54,14 @@ def test_grids_and_cubes_attain_the_bound(shape, largest, num_phases, value):
 )
 def test_optimum_matches_exhaustive_search(shape, hardware, limits):
     """Every period of all partitions of four workers is enumerated by code that shares nothing with the search."""
-    asked = problem(shape, hardware, **limits)
-    every = all_schedules(asked.cluster, AllReduceAlgorithm.RING, asked.limits.max_period)
+    requested = problem(shape, hardware, **limits)
+    every = all_schedules(requested.cluster, AllReduceAlgorithm.RING, requested.limits.max_period)
     kept = np.isfinite(every.consensus_distance)
     kept &= every.communication <= limits.get("max_communication", np.inf) * (1 + 1e-9)
     kept &= every.largest <= limits.get("max_group", 4)
     kept &= every.distinct <= limits.get("max_distinct_phases", 4)
     kept &= every.gap <= limits.get("max_gap", np.inf)
-    front = synthesize(asked, effort=1.5)
+    front = synthesize(requested, effort=1.5)
     if not kept.any():
         assert front.best is None
         assert front.status in {Status.INFEASIBLE, Status.UNKNOWN}
@@ -76,11 +76,11 @@ def test_optimum_matches_exhaustive_search(shape, hardware, limits):
 @pytest.mark.parametrize("shape", ["2,2", "1x4"])
 def test_the_bound_of_two_rounds_holds_for_every_period(shape):
     for largest in (2, 3):
-        asked = problem(shape, max_group=largest)
-        every = all_schedules(asked.cluster, AllReduceAlgorithm.RING, 3)
+        requested = problem(shape, max_group=largest)
+        every = all_schedules(requested.cluster, AllReduceAlgorithm.RING, 3)
         least = every.consensus_distance[every.largest <= largest].min()
         clock = Clock(seconds=600, effort=20.0)
-        bound = Exploration(explicit_groups(asked), clock, 0, str).prove(20.0)
+        bound = Exploration(explicit_groups(requested), clock, 0, str).prove(20.0)
         assert 0 < bound <= least + 1e-9
 
 
@@ -99,9 +99,9 @@ def test_optimality_and_infeasibility_are_proved():
 
 
 def test_smallest_feasible_budget_is_found():
-    asked = problem("3,2", max_group=3)
-    choices = explicit_groups(asked)
-    every = all_schedules(asked.cluster, AllReduceAlgorithm.RING, 2)
+    requested = problem("3,2", max_group=3)
+    choices = explicit_groups(requested)
+    every = all_schedules(requested.cluster, AllReduceAlgorithm.RING, 2)
     kept = np.isfinite(every.consensus_distance) & (every.period == 2) & (every.largest <= 3)
     least = 2 * every.communication[kept].min()
     found = decide(choices, 2, budget=least * 1.001)
@@ -175,11 +175,11 @@ def test_group_limits_are_met_beyond_the_listed_phases(shape, hardware, limits):
     )),
 ])  # fmt: skip
 def test_limits_hold_on_the_whole_front(shape, hardware, limits):
-    asked = problem(shape, hardware, **limits)
-    limits = asked.limits
-    front = synthesize(asked, effort=0.5)
+    requested = problem(shape, hardware, **limits)
+    limits = requested.limits
+    front = synthesize(requested, effort=0.5)
     assert len(front.candidates) > 3
-    node_of = asked.cluster.node_of()
+    node_of = requested.cluster.node_of()
     for one in front.candidates:
         schedule = one.schedule
         assert one.consensus_distance == pytest.approx(float(metrics.consensus_distance(schedule)), abs=1e-9)

@@ -190,8 +190,8 @@ def test_cost_uses_the_algorithm_of_the_schedule():
     ring = Schedule("a", cluster, AllReduce())
     transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)
     formed = Schedule("a", cluster, AllReduce(transport=transport))
-    asked = communication(ring, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL)
-    assert communication(formed, hardware) == asked != communication(ring, hardware)
+    requested = communication(ring, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL)
+    assert communication(formed, hardware) == requested != communication(ring, hardware)
     assert communication(formed, hardware, algorithm=AllReduceAlgorithm.RING) == communication(ring, hardware)
     assert (
         cycle_time(formed, hardware).per_step

@@ -250,10 +250,10 @@ def test_row_codec_saves_link_time_and_costs_coding_time(way):
     # Per byte of float32: 200 rows per worker; an owner handles a sixteenth of the 800 requested by nodes, or all.
     coding = replace(HARDWARE, nic=Link(0.0, 1e-15), inside=Link(), codec=(("float16", CodecSeconds(2e-9, 1e-9)),))
     plain, coded = (exchange(table(way=way, codec=codec), touched, cluster, coding) for codec in ("none", "float16"))
-    brought, gathered = ROW * 50, ROW * 800
-    expected = 2e-9 * brought + 1e-9 * gathered
+    passed, gathered = ROW * 50, ROW * 800
+    expected = 2e-9 * passed + 1e-9 * gathered
     if way is Placement.SHARDED:
-        expected = 2e-9 * (gathered / 16 + brought) + 1e-9 * (ROW * 100 + gathered / 16)
+        expected = 2e-9 * (gathered / 16 + passed) + 1e-9 * (ROW * 100 + gathered / 16)
     assert coded.seconds - plain.seconds == pytest.approx(expected, rel=1e-3)
 
 

@@ -74,10 +74,10 @@ def test_loader_and_checker_agree_on_random_gap_documents(documents):
 def test_loader_and_checker_agree_on_boundary_values(edge):
     assert agree(edge.true[0])
     assert not agree(edge.false[0])
-    said = refusal(edge.false[0])
-    assert edge.says in said
-    assert said.startswith(("schedule", "cluster", "strategy", "failure_plan")), "the refusal names the place"
-    assert "None" not in said
+    message = refusal(edge.false[0])
+    assert edge.says in message
+    assert message.startswith(("schedule", "cluster", "strategy", "failure_plan")), "the refusal names the place"
+    assert "None" not in message
 
 
 def schedule_with(**strategy):

@@ -143,14 +143,14 @@ def test_failed_write_of_the_output_exits_with_65(place, tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(certificate(HALF, RATE)))
     (tmp_path / "s.json").write_text(json.dumps(HALF))
     if place == "/dev/full":
-        output, said = os.open(place, os.O_WRONLY), "the answer cannot be written: No space left on device\n"
+        output, expected = os.open(place, os.O_WRONLY), "the answer cannot be written: No space left on device\n"
     else:
-        (read, output), said = os.pipe(), ""
+        (read, output), expected = os.pipe(), ""
         os.close(read)
     line = [sys.executable, "-I", str(Path(checker.__file__).parent), "c.json", "s.json"]
     done = subprocess.run(line, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     os.close(output)
-    assert (done.returncode, done.stderr) == (65, said)
+    assert (done.returncode, done.stderr) == (65, expected)
 
 
 def test_each_claim_is_flushed_once_confirmed(tmp_path, capsys, monkeypatch):

@@ -84,7 +84,7 @@ bug("generator", "crashed", "the generation stays after a false suspicion", RUNN
 bug("worker", "next_ask", "costs are reported once", "costs are known",
     {"division": GroupSplit.GLOBAL, "slow": SlowWorkerPolicy.DEFER}, instead=drop_cost)
 bug("generator", "crashed", "a worker that is given up is not told", "no deadlock", SUSPECTED,
-    told=lambda actions: tuple(a for a in actions if not sends(a, Evicted)))
+    emits=lambda actions: tuple(a for a in actions if not sends(a, Evicted)))
 bug("worker", "received", "a worker does not hear that it was given up", "no deadlock", SUSPECTED,
     instead=lambda original, w, s, source, message:
         (s, ()) if isinstance(message, Evicted) else original(w, s, source, message))

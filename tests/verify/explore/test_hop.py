@@ -189,7 +189,7 @@ bug("start", "Token queues start with max_ig − 1 tokens.",
     left=lambda now, _: replace(now, tokens=plus(now.tokens, -1)))
 bug("ready", "A worker may owe one token when it enters a step.", seen=lambda s: replace(s, tokens=plus(s.tokens)))
 bug("step", "A worker that skips d steps gives 1 token instead of d.",
-    told=lambda actions: tuple(Send(a.to, Token(1)) if sends(a, Token) else a for a in actions))
+    emits=lambda actions: tuple(Send(a.to, Token(1)) if sends(a, Token) else a for a in actions))
 bug("step", "The tokens of a step go to the first in-neighbor only.",
     instead=give_tokens_to_one)
 bug("step", "Entering a step takes no token out of the queues.",
@@ -216,7 +216,7 @@ bug("step", "NOTIFY-ACK: an update is acknowledged when it arrives, before it is
 bug("step", "NOTIFY-ACK: the acknowledgement of the last update is not waited for again.",
     left=after_event(SendUpdate, lambda now, *_: replace(now, acked=(True,) * len(now.acked))))
 bug("step", "NOTIFY-ACK: no worker acknowledges.",
-    told=lambda actions: tuple(a for a in actions if not sends(a, Ack)))
+    emits=lambda actions: tuple(a for a in actions if not sends(a, Ack)))
 bug("_jump", "A worker skips one step more than its limit.", instead=skip_one_too_far)
 bug("_served", "A worker skips ahead without the updates that renew its parameters.",
     instead=lambda _, original, p, s, by: by > 1 or original(p, s, by))

@@ -119,11 +119,11 @@ bug("step", "Word of a round that is not the next one is lost.", SOLO,
 bug("step", "An activation starts the next round, whichever it was for.", SOLO,
     left=lambda now, was, event: replace(now, activated=max(now.activated, was.entered + 1))
         if brings(event, Activate) else now)
-bug("_started", "Who starts a round keeps it to itself.", MAJORITY, told=lambda actions: ())
-bug("_started", "Word that a round starts goes to one worker only.", MAJORITY_3, told=lambda actions: actions[:1])
+bug("_started", "Who starts a round keeps it to itself.", MAJORITY, emits=lambda actions: ())
+bug("_started", "Word that a round starts goes to one worker only.", MAJORITY_3, emits=lambda actions: actions[:1])
 bug("_begun", "What is known of the next round is not looked at when the thread gets there.", QUORUM,
     left=lambda now, was: replace(now, activated=was.activated),
-    told=lambda actions: tuple(a for a in actions if not sends(a, Activate)))
+    emits=lambda actions: tuple(a for a in actions if not sends(a, Activate)))
 # Results that wait for a training.
 bug("_taken", "By call the newest result is taken, and those before it later.", MAJORITY_CALL,
     seen=lambda s: replace(s, results=s.results[::-1]))
@@ -193,7 +193,7 @@ bug("_shared", "A share that comes twice is kept for the next round.", WILD,
     instead=lambda _, original, s, source, share: original(s, source, replace(share, round=share.round + 1)
         if share.round < s.done or share in s.shares[source] else share))
 # Ends.
-bug("_ended", "A worker that ends sends no word of it.", SOLO, told=lambda actions: ())
+bug("_ended", "A worker that ends sends no word of it.", SOLO, emits=lambda actions: ())
 bug("_ended", "A worker that ends needs the rounds that are done, not the one that its last gradient waits for.", SOLO,
     instead=end_at_done_round)
 bug("step", "The last round is the one that was heard of last, not the largest.", SOLO,

@@ -333,7 +333,7 @@ def wait_in_step(
             else _hopeless(heartbeat, lack, step) or _unequal(heartbeat, lack, step, paused())
         ),
         check_failure=check_failure,
-        told=lambda lack: (
+        describe=lambda lack: (
             f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {format_workers(lack.of)}"
         ),
         place=f"in step {step} ",

@@ -213,11 +213,11 @@ class Spread:
 
     def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
         """Send a `Word`'s message to the ranks `targets`, or along a tree if to all workers of a large run."""
-        told = tuple(targets)
-        if self._has_tree and len(told) == self._size - 1:
+        recipients = tuple(targets)
+        if self._has_tree and len(recipients) == self._size - 1:
             self._pass_on(self._mailbox.rank, kind, numbers)
             return
-        for to in told:
+        for to in recipients:
             self._mailbox.send_newest(to, kind, numbers, urgent=True)
 
     def received(self, message: Message) -> tuple[int, str]:

@@ -184,14 +184,14 @@ class QuorumGradients(Runner):
         self._open()
         return further
 
-    def check_step(self, asked: StepRequest) -> None:
+    def check_step(self, request: StepRequest) -> None:
         """Raise InputError for `average_gradients()` with a GradScaler, or changed means without `after_averaging`."""
-        if asked.early and self.run.applier.scaled:
+        if request.early and self.run.applier.scaled:
             raise InputError(
                 "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
                 "others may apply them by then; leave the averaging to step(), or use bfloat16, which needs no scaler"
             )
-        if asked.changed and self.run.applier.after_averaging is None:
+        if request.changed and self.run.applier.after_averaging is None:
             raise InputError(
                 "average_gradients: this script changes the mean gradient (clips it, say), and a call may deliver "
                 "several, of which it sees the last; give the change as a function, too: "
@@ -299,7 +299,7 @@ class QuorumGradients(Runner):
                 reducer.timeout,
                 why=lambda _: reducer.heartbeat.failure_reason(everyone),
                 check_failure=self._look,
-                told=lambda lack: f"this worker waited for {lack.what}",
+                describe=lambda lack: f"this worker waited for {lack.what}",
             )
         except PeerGoneError as error:
             round_ = self.run.progress.step

@@ -129,8 +129,8 @@ class Workers(Setting):
                 return self._asked(state, generation)
             case Received(_, View() as view):
                 return self._decided(worker, state, view)
-            case Received(source, Share() | Confirm() | Here() | Given() as said):
-                return self._keep_message(state, source, said), ()
+            case Received(source, Share() | Confirm() | Here() | Given() as message):
+                return self._keep_message(state, source, message), ()
             case Enter():
                 return self._entered(worker, state, event)
             case Summed():
@@ -160,11 +160,11 @@ class Workers(Setting):
         raise AssertionError(f"not an event of a member: {event}")
 
     @staticmethod
-    def _keep_message(state: Member, source: int, said: Share | Confirm | Here | Given) -> Member:
+    def _keep_message(state: Member, source: int, message: Share | Confirm | Here | Given) -> Member:
         """Return the state with a message added, unless the generation is over or the worker averages no more."""
-        if state.phase in DONE or said.generation < state.view.generation:
+        if state.phase in DONE or message.generation < state.view.generation:
             return state
-        return replace(state, heard=state.heard | {(source, said)})
+        return replace(state, heard=state.heard | {(source, message)})
 
     def _entered(self, worker: int, state: Member, entry: Enter) -> Outcome[Member]:
         """Enter an operation of the run (an all-reduce of a group).
@@ -229,8 +229,8 @@ class Workers(Setting):
 def _donor_state(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
     """Return the commits (`Member.held`) that the view's donor has sent to this joined worker; None before that."""
     donor, generation = state.view.donor, state.view.generation
-    given = (said for source, said in state.heard if source == donor and isinstance(said, Given))
-    return next((said.held for said in given if said.generation == generation), None)
+    given = (message for source, message in state.heard if source == donor and isinstance(message, Given))
+    return next((message.held for message in given if message.generation == generation), None)
 
 
 def _at_next_place(state: Member) -> Member:
@@ -247,10 +247,10 @@ def _with_commit(state: Member) -> Member:
 class Authority:
     """The state of the authority, the process that decides views (the members of each generation).
 
-    `log` has its views, the present one last; `told` of them are sent. `lost` are the missing workers, `joining` those
-    that have asked to be members, `left` those that have ended, `votes` the workers' votes for the next view; `is_open`
-    is whether a vote is in progress, `admits` whether it was called because a worker joins. `leases` and `restarts` are
-    how often it may still evict silent workers, and be restarted.
+    `log` has its views, the present one last; `num_published` of them are sent. `lost` are the missing workers,
+    `joining` those that have asked to be members, `left` those that have ended, `votes` the workers' votes for the next
+    view; `is_open` is whether a vote is in progress, `admits` whether it was called because a worker joins. `leases`
+    and `restarts` are how often it may still evict silent workers, and be restarted.
     """
 
     log: tuple[View, ...]
@@ -260,7 +260,7 @@ class Authority:
     votes: tuple[Vote | None, ...] = ()
     is_open: bool = False
     admits: bool = False
-    told: int = 1
+    num_published: int = 1
     leases: int = 0
     restarts: int = 0
 
@@ -273,7 +273,7 @@ class Decisions(Setting):
     """The authority's part of the protocol: which events it may execute, and the state and messages that follow."""
 
     def _ready_authority(self, state: Authority) -> Sequence[Hashable]:
-        found: list[Hashable] = [Publish()] if state.told < len(state.log) else []
+        found: list[Hashable] = [Publish()] if state.num_published < len(state.log) else []
         if state.leases and self._silent(state) and any(state.votes):
             found.append(Expire())
         if state.restarts:
@@ -282,8 +282,8 @@ class Decisions(Setting):
 
     def _step_authority(self, state: Authority, event: object) -> Outcome[Authority]:
         match event:
-            case Received(worker, said):
-                return self._receive(state, worker, said)
+            case Received(worker, message):
+                return self._receive(state, worker, message)
             case Expire():
                 silent = frozenset(self._silent(state))
                 after, actions = self._missed(replace(state, leases=state.leases - 1), silent)
@@ -293,11 +293,11 @@ class Decisions(Setting):
             case Stop():
                 return self._stopped(state)
             case Restart():
-                return replace(state, told=1, restarts=state.restarts - 1), ()
+                return replace(state, num_published=1, restarts=state.restarts - 1), ()
         raise AssertionError(f"not an event of the authority: {event}")
 
-    def _receive(self, state: Authority, worker: int, said: object) -> Outcome[Authority]:
-        match said:
+    def _receive(self, state: Authority, worker: int, message: object) -> Outcome[Authority]:
+        match message:
             case Crashed():
                 return self._missed(state, frozenset([worker]))
             case Vote() as vote:
@@ -313,7 +313,7 @@ class Decisions(Setting):
                 if worker in state.view.members and worker not in state.lost:
                     return state, ()
                 return self._looked(replace(state, joining=state.joining | {worker}))
-        raise AssertionError(f"not an event of the authority: {said}")
+        raise AssertionError(f"not an event of the authority: {message}")
 
     def _missed(self, state: Authority, workers: frozenset[int]) -> Outcome[Authority]:
         state = replace(state, joining=state.joining - workers)
@@ -328,7 +328,7 @@ class Decisions(Setting):
 
         If too many have failed, end the run. Nothing happens before the last view is published.
         """
-        if state.told < len(state.log):
+        if state.num_published < len(state.log):
             return state, ()
         if state.lost.intersection(state.view.members):
             return self._opened(state) if len(state.lost) <= self.max_failures else self._stopped(state)
@@ -342,12 +342,12 @@ class Decisions(Setting):
 
     def _opened(self, state: Authority) -> Outcome[Authority]:
         """Open a vote: request it once from all workers that have not voted; decide at once if all have voted."""
-        asked: tuple[Action, ...] = ()
+        requests: tuple[Action, ...] = ()
         if not state.is_open:
             state = replace(state, is_open=True)
-            asked = tuple(Send(worker, Open(state.view.generation + 1)) for worker in self._silent(state))
+            requests = tuple(Send(worker, Open(state.view.generation + 1)) for worker in self._silent(state))
         after, actions = self._weighed(state)
-        return after, (*asked, *actions)
+        return after, (*requests, *actions)
 
     @staticmethod
     def _remaining(state: Authority) -> Members:
@@ -400,11 +400,11 @@ class Decisions(Setting):
 
     def _published(self, state: Authority) -> Outcome[Authority]:
         """Send the next logged view to its members, those of the view before, and workers that want to join."""
-        view, before = state.log[state.told], state.log[state.told - 1]
+        view, before = state.log[state.num_published], state.log[state.num_published - 1]
         to = state.joining.union(before.members, view.members).difference(state.left)
         sent = tuple(Send(worker, view) for worker in sorted(to))
         state = replace(state, joining=frozenset())
-        after, actions = self._looked(replace(state, told=state.told + 1))
+        after, actions = self._looked(replace(state, num_published=state.num_published + 1))
         return after, (*sent, *actions)
 
 

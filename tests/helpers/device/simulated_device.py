@@ -1,12 +1,12 @@
-"""Devices for simulated ranks: a real GPU that threads share, and a pretended one on the CPU.
+"""Devices for simulated ranks: a real GPU that threads share, and a simulated one on the CPU.
 
-The pretended device orders operations as CUDA does: an operation that the host calls is queued in the current stream
+The simulated device orders operations as CUDA does: an operation that the host calls is queued in the current stream
 and runs later in that stream's thread, in order. Streams run concurrently unless one waits for a mark of another. The
 host continues until it asks for a value. If a stream fails to wait for something, its numbers come out wrong. The
 device is a dispatch mode below autograd, so the tested code is the code that runs on a GPU, down to `torch.where(...,
 out=...)`.
 
-Both memories are the CPU's, so the pretended device records which arrays are the host's: arrays that are created
+Both memories are the CPU's, so the simulated device records which arrays are the host's: arrays that are created
 without a device, and results of operations on these alone, which run at once. Operations on arrays of both memories
 raise an error, as on CUDA.
 
@@ -33,9 +33,9 @@ from partreduce.runtime.transport import array_frames, server_allreduce, updates
 from partreduce.runtime.transport.streams import CudaStreams, Streams
 
 STUCK_SECONDS = 300.0
-"""Seconds after which a pretended stream that waits for another continues; a test that needs this has a bug."""
+"""Seconds after which a simulated stream that waits for another continues; a test that needs this has a bug."""
 LOOK_SECONDS = 0.05
-"""How often a waiting pretended stream checks whether its mark was given up; a passed mark wakes it at once."""
+"""How often a waiting simulated stream checks whether its mark was given up; a passed mark wakes it at once."""
 
 
 _looking_up = threading.RLock()
@@ -75,7 +75,7 @@ for _reader in (updates, server_allreduce):
 
 
 class Mark:
-    """A point in a pretended stream, like a CUDA event."""
+    """A point in a simulated stream, like a CUDA event."""
 
     def __init__(self):
         self.passed = threading.Event()
@@ -100,7 +100,7 @@ def without_versions():
         yield
 
 
-class PretendedStream:
+class SimulatedStream:
     """A thread that runs queued tasks in order."""
 
     def __init__(self, device, name):
@@ -126,8 +126,8 @@ class PretendedStream:
                 del task
 
 
-class PretendedDevice:
-    """The pretended device of one rank, on the CPU: the stream of the user's operations, and others."""
+class SimulatedDevice:
+    """The simulated device of one rank, on the CPU: the stream of the user's operations, and others."""
 
     def __init__(self, name):
         self.name = name
@@ -145,11 +145,11 @@ class PretendedDevice:
         self._numbers: dict[int, torch.UntypedStorage] = {}
         """The same for arrays of one number that the device's operations made."""
         self._thread = 0
-        self._streams: list[PretendedStream] = []
+        self._streams: list[SimulatedStream] = []
         self.user = self.current = self.stream("user")
 
     def stream(self, name):
-        made = PretendedStream(self, f"{self.name}-{name}")
+        made = SimulatedStream(self, f"{self.name}-{name}")
         self._streams.append(made)
         return made
 
@@ -212,7 +212,7 @@ class PretendedDevice:
         return self._thread == threading.get_ident()
 
     def streams(self):
-        return _PretendedStreams(self)
+        return _SimulatedStreams(self)
 
     def ask(self):
         """Let the host wait for the current stream, because it needs a value."""
@@ -434,13 +434,13 @@ class _DispatchToDevice(TorchDispatchMode):
 
     def __init__(self, device):
         super().__init__()
-        self.pretended = device
+        self.simulated_device = device
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         plain = not isinstance(func, torch._ops.OpOverload) or func.namespace == "profiler"
-        if plain or not self.pretended.is_current:
+        if plain or not self.simulated_device.is_current:
             return func(*args, **(kwargs or {}))
-        return self.pretended.call(func, args, kwargs or {})
+        return self.simulated_device.call(func, args, kwargs or {})
 
 
 _TO_HOST = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu)
@@ -451,24 +451,24 @@ class _Reads(TorchFunctionMode):
 
     def __init__(self, device):
         super().__init__()
-        self.pretended = device
+        self.simulated_device = device
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in _TO_HOST and not self.pretended.is_host(args[0]):
-            self.pretended.ask()
+        if func in _TO_HOST and not self.simulated_device.is_host(args[0]):
+            self.simulated_device.ask()
         if func is torch.Tensor.to and self._crosses(*args[:2], **(kwargs or {})):
-            self.pretended.ask()
+            self.simulated_device.ask()
             with _disable_current_modes():
                 copied = args[0].detach().clone()
             if args[1] == "cpu":
-                self.pretended.note_host(copied)
+                self.simulated_device.note_host(copied)
             return copied
         if func is torch.Tensor.backward:
             return self._backward(args[0], **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         # The string "cpu" means the host; code that copies the device of an array passes an object.
         if func in _device_constructors() and isinstance((kwargs or {}).get("device"), (str, type(None))):
-            self.pretended.note_host(result)
+            self.simulated_device.note_host(result)
         return result
 
     def _crosses(self, tensor, target=None, *, copy=False, **_):
@@ -477,7 +477,7 @@ class _Reads(TorchFunctionMode):
         With the target "cpu", code of the host means host memory, and code that asks for a copy means the device: here
         both have that name.
         """
-        if self.pretended.is_host(tensor):
+        if self.simulated_device.is_host(tensor):
             return copy and isinstance(target, torch.device)
         return isinstance(target, str) and target == "cpu"
 
@@ -491,8 +491,8 @@ class _Reads(TorchFunctionMode):
             engine.run_backward((loss,), (seed,), retain, create_graph, (), **options)
 
 
-class _PretendedStreams(Streams):
-    """The interface of `CudaStreams` on a pretended device."""
+class _SimulatedStreams(Streams):
+    """The interface of `CudaStreams` on a simulated device."""
 
     runs_ahead = True
 
@@ -500,7 +500,7 @@ class _PretendedStreams(Streams):
         self._device, self._side = device, device.stream("side")
 
     def another(self):
-        return _PretendedStreams(self._device)
+        return _SimulatedStreams(self._device)
 
     def follow(self, mark):
         assert isinstance(mark, Mark)
@@ -641,7 +641,7 @@ class Cuda:
 
 
 def device_of(kind, rank):
-    """Return a rank's device of a kind: `plain`, `pretended` or `cuda`."""
+    """Return a rank's device of a kind: `plain`, `simulated` or `cuda`."""
     if kind == "cuda":
         return Cuda(f"rank{rank}", torch.device("cuda", 0))
-    return PretendedDevice(f"rank{rank}") if kind == "pretended" else Plain(torch.device("cpu"))
+    return SimulatedDevice(f"rank{rank}") if kind == "simulated" else Plain(torch.device("cpu"))
