@@ -120,7 +120,7 @@ class OnRequest(FailureRule[P]):
         for rank in self._generator.evicted():
             if self._workers[rank].code is None and rank not in self.evicted:
                 self.evicted.add(rank)
-                self._outlet.log_line(f"worker {rank} said nothing for longer than its lease and was given up")
+                self._outlet.log_line(f"worker {rank} sent no heartbeat within its lease and was evicted")
                 self._end(rank)
         super().poll()
 
@@ -272,7 +272,7 @@ class Coordinator(FailureRule[P]):
         before = self._state.log[view.generation - 1].members
         failed = [worker for worker in before if worker not in view.members and worker not in self._state.left]
         for rank in [rank for rank in failed if self.has_ended(self._workers[rank])]:
-            self._outlet.log_line(f"worker {rank} said nothing for {self._facts()['timeout']:g} s and was given up")
+            self._outlet.log_line(f"worker {rank} sent no heartbeat for {self._facts()['timeout']:g} s and was evicted")
         if failed:
             self._outlet.log_line(self._line(failed, view))
         if view.joined:

@@ -130,7 +130,7 @@ class Regroup:
         assert held is not None, "as above"
         is_donor, line = self.world.rank == view.donor, self.world.communicator(members)
         data = held.give() if is_donor else b""
-        operation = first.recorder.begin("state for who joins", 0, view.resume[0], members, len(data))
+        operation = first.recorder.begin("state for joining workers", 0, view.resume[0], members, len(data))
 
         def sum_of(array: torch.Tensor) -> torch.Tensor:
             first.wait_for(line.all_reduce(array), operation, lambda: FAILED if is_open() else None)

@@ -228,7 +228,7 @@ class Follower:
                         write_line(f"node {self.rank}: node 0 ended the run: {reason}")
                     return code
                 case ["given up"]:
-                    given_up = f"node {self.rank}: did not answer node 0 at {self.endpoint} and was given up"
+                    given_up = f"node {self.rank}: did not answer node 0 at {self.endpoint} and was evicted"
                     given_up += "; its workers were ended"
                     if not self.may_restart:
                         raise EvictedError(given_up)  # even if the run has ended since

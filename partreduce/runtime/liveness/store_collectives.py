@@ -53,6 +53,6 @@ def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], tim
             if (why := deaths_of(world.store, late)) is not None:
                 raise PeerFailedError(f"{who}: {why}")
         if late and deadline.is_over:
-            raise UnavailableError(f"{who}: {format_workers(late)} said nothing within {timeout:g} s")
+            raise UnavailableError(f"{who}: {format_workers(late)} did not answer within {timeout:g} s")
         time.sleep(POLL_SECONDS if late else 0)
     return [gathered[key] for key in writers]

@@ -176,7 +176,7 @@ def _endless(job: PilotJob) -> Iterator[Any]:
             empty = False
             yield batch
         if empty:
-            raise InputError("pilot: the job's batches are empty, or end for good; hand over what can be begun again")
+            raise InputError("pilot: the job's batches are empty or ended; pass an iterable such as a DataLoader")
 
 
 def _step(job: PilotJob, optimizer: DistributedOptimizer, batch: Any) -> None:  # noqa: ANN401 - the user's batch

@@ -206,7 +206,7 @@ class Part:
         if sent is not None:
             self._is_of_all = sent.group is not None and self._has_all(sent.group)
             if self.membership.may_change and sent.kept:
-                sent.abandon("is begun again, by those who are there")
+                sent.abandon("is repeated by the present members")
                 sent.is_restored = False
             self.membership.flights.append(sent)
         self._is_inside = bool(starts or flight)

@@ -86,7 +86,7 @@ def connect_store(timeout: timedelta) -> Store:
     except (RuntimeError, OverdueError) as error:
         who = "the launcher" if by_launcher else "rank 0"
         silent = isinstance(error, OverdueError)
-        reason = "something took the connection and said nothing: another program's port?" if silent else None
+        reason = "something accepted the connection and did not answer: another program's port?" if silent else None
         raise UnavailableError(
             f"store at {host}:{port}: did not answer within {timeout.total_seconds():g} s; {who} hosts it "
             f"({reason or first_line(error)[:160]})"

@@ -142,7 +142,7 @@ def test_failures_are_tolerated_up_to_the_limit_and_reported(most):
     for _ in range(2):
         rule.poll()
     assert (sent, rule.evicted) == ([(2, signal.SIGKILL)], {2})
-    assert lines == ["worker 2 said nothing for longer than its lease and was given up"]
+    assert lines == ["worker 2 sent no heartbeat within its lease and was evicted"]
     assert [rule.has_ended(worker) for worker in workers] == [False, False, True, False]
     for number, rank in enumerate((2, 0, 3, 1), 1):
         workers[rank].code = -9

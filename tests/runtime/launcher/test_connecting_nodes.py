@@ -189,7 +189,7 @@ def test_evicted_launcher_raises_in_every_order_of_events(pair, tmp_path, num_ea
         node_0.close()
     (tmp_path / "train.py").touch()
     suspended = dataclasses.replace(follower(1), script=tmp_path / "train.py")
-    with pytest.raises(EvictedError, match=r"node 1: did not answer node 0 at .* and was given up; its workers"):
+    with pytest.raises(EvictedError, match=r"node 1: did not answer node 0 at .* and was evicted; its workers"):
         suspended._follow_orders(here, set())
 
 

@@ -122,7 +122,7 @@ def test_dynamic_groups_continue_without_a_worker_of_another_node(trains):
 
 def test_stopped_worker_of_another_node_is_evicted_and_killed(trains):
     run = trains("SIGSTOP", timeout=5.0, tolerate=2)
-    check(run, THREE, [EvictedError.exit_code] * 2, "worker 3 said nothing for 5 s and was given up")
+    check(run, THREE, [EvictedError.exit_code] * 2, "worker 3 sent no heartbeat for 5 s and was evicted")
 
 
 def test_node_with_stopped_worker_and_launcher_is_evicted(trains):
@@ -132,7 +132,7 @@ def test_node_with_stopped_worker_and_launcher_is_evicted(trains):
         os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: "node 1 does not answer" in run.errors, lambda: run.errors)
     os.kill(launcher.pid, signal.SIGCONT)
-    eviction = "worker 3 said nothing for 10 s and was given up"
+    eviction = "worker 3 sent no heartbeat for 10 s and was evicted"
     given_up = "partreduce: node 1: did not answer node 0 at 127.0.0.1:"
     check(run, THREE, [EvictedError.exit_code] * 2, eviction, given_up, unheard={2})
 
@@ -207,7 +207,7 @@ def test_workers_reconnected_after_their_eviction_stay_evicted(trains, network):
     run.under_way()
     network.cut()
     (run.folders[1] / "go").touch()
-    wait_until(lambda: "worker 3 said nothing for 6 s and was given up" in run.errors, lambda: run.errors)
+    wait_until(lambda: "worker 3 sent no heartbeat for 6 s and was evicted" in run.errors, lambda: run.errors)
     network.mend()
     on = "without worker 2 and worker 3 the other 2 continue together"
     check(run, TWO, [EvictedError.exit_code] * 2, on)

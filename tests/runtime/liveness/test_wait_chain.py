@@ -289,7 +289,7 @@ def test_gather_from_store_keeps_order_and_names_the_missing_worker():
     notes.write("b", "second")
     notes.write("a", "first")
     assert gather_from_store(world, "place", {"a": 1, "b": 2}, 60, who="pilot") == ["first", "second"]
-    with pytest.raises(UnavailableError, match=r"^pilot: worker 3 said nothing within 0\.1 s"):
+    with pytest.raises(UnavailableError, match=r"^pilot: worker 3 did not answer within 0\.1 s"):
         gather_from_store(world, "place", {"a": 1, "c": 3}, 0.1, who="pilot")
 
 
@@ -310,9 +310,9 @@ def test_broadcast_decision_returns_worker_0s_decision():
 )
 def test_broadcast_decision_raises_worker_0s_error_on_all_workers(error, raised):
     def decide():
-        raise error("worker 3 said nothing")
+        raise error("worker 3 did not answer")
 
     for world in workers():
-        with pytest.raises(raised, match=r"^worker 3 said nothing$") as caught:
+        with pytest.raises(raised, match=r"^worker 3 did not answer$") as caught:
             broadcast_decision(world, "place", decide, 60, who="pilot")
         assert caught.type is raised

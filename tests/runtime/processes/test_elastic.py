@@ -21,7 +21,7 @@ def test_silent_worker_is_evicted_and_killed():
     ended = run({1: ("stopped", 4)}, timeout=10.0)
     assert ended.code == EvictedError.exit_code, ended.text
     assert ended.own == replay_means(lambda round_: [ALL if round_ < 4 else LEFT], LEFT), ended.text
-    assert "worker 1 said nothing for 10 s and was given up" in ended.text
+    assert "worker 1 sent no heartbeat for 10 s and was evicted" in ended.text
     assert "SIGKILL" not in ended.text, "the launcher sent it"
 
 

@@ -62,7 +62,7 @@ def test_all_other_workers_report_a_missing_worker(ranks):
     line, late, *others = results_of(ranks, act)
     assert late == "late"
     assert others == [line] * 2
-    assert line == "parallelize: worker 1 said nothing within 3 s"
+    assert line == "parallelize: worker 1 did not answer within 3 s"
 
 
 def test_missing_workers_share_one_deadline(ranks):
@@ -78,7 +78,7 @@ def test_missing_workers_share_one_deadline(ranks):
             has_raised.set()
 
     messages = results_of(ranks, act)
-    assert messages == ["parallelize: workers 1, 2 said nothing within 0.5 s", "", "", ["mine"]]
+    assert messages == ["parallelize: workers 1, 2 did not answer within 0.5 s", "", "", ["mine"]]
 
 
 def test_cluster_of_another_size_is_rejected(ranks):
