@@ -62,17 +62,17 @@ FAST = with_links(50e9, 50e9, model_bytes=100_000_000, compute=0.05)
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("request", [
+@pytest.mark.parametrize("requested", [
     job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE), job("2x2", THIN, codec=None),
 ], ids=["slow workers", "codecs"])  # fmt: skip
-def test_every_option_matches_its_schedule(request, every):
-    options = competitors(request)
-    assert {option.transport.codec for option in options} >= {Codec.NONE} | {Codec.INT8} & set(request.codecs)
+def test_every_option_matches_its_schedule(requested, every):
+    options = competitors(requested)
+    assert {option.transport.codec for option in options} >= {Codec.NONE} | {Codec.INT8} & set(requested.codecs)
     assert {option.delay for option in options} == set(Delay)
     for option in options[::every]:
         strategy = option.schedule.strategy
         strategy.check(option.schedule.cluster)
-        again = measure(option.schedule, request, algorithm=option.algorithm)
+        again = measure(option.schedule, requested, algorithm=option.algorithm)
         assert option.algorithm is strategy.transport.algorithm
         assert option.late is strategy.is_delayed
         for one, other in ((option.costs, again.costs), (option, again)):
