@@ -2,8 +2,9 @@
 
     python -m docs.words [PATH ...]
 
-Names are those of modules, functions and classes; prose is docstrings, comments and strings of Python, and Markdown
-without its code. Prints one line per finding and ends with 1 if there is one. `EXCLUDED` lists what is not clean yet.
+Names are those of modules, functions, classes and variables; prose is docstrings, comments and strings of Python, and
+Markdown without its code. Prints one line per finding and ends with 1 if there is one. `EXCLUDED` lists what is not
+clean yet.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ EVENTS = re.compile(
 """Classes that say what has happened: messages of protocols, and exceptions."""
 STATUSES = re.compile("proved|refuted")
 """Makers of claims, by the status of the claim."""
+SPOKEN_VARIABLE = re.compile("alike|asked|beaten|brought|came|laws|pretended|said|told|went|whom")
 PREPOSITIONS = re.compile(
     "(?:about|above|alone|around|beside|between|beyond|inside|on|outside|over|through|under)(?:_.*)?"
 )
@@ -87,6 +89,10 @@ def findings(path: Path, name: str) -> Iterator[tuple[int, str]]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 if (fault := fault_of_name(node, is_method=id(node) in methods)) is not None:
                     yield node.lineno, fault
+            elif isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
+                variable = node.arg if isinstance(node, ast.arg) else node.id
+                if SPOKEN_VARIABLE.fullmatch(variable):
+                    yield node.lineno, f"{variable}: name a variable by a noun"
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 prose.append((node.lineno, node.value))
     for line, part in prose:

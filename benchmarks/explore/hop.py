@@ -233,7 +233,7 @@ class WorkerRecord:
     """A worker, and for every in-neighbor the newest update received since the last reduce (or `NOTHING`)."""
 
     worker: HopState
-    came: tuple[int, ...]
+    arrived: tuple[int, ...]
 
 
 class Recording(Around):
@@ -249,7 +249,7 @@ class Recording(Around):
     def step(self, process: int, state: WorkerRecord, event: object) -> Outcome[WorkerRecord]:
         """Do what the machine does; a reduce, also one before a skip, empties the record."""
         after, actions = self.machine.step(process, state.worker, event)
-        arrived, staleness = state.came, self.machine.setting.staleness
+        arrived, staleness = state.arrived, self.machine.setting.staleness
         if not staleness:  # a reduce takes the updates of its step, whenever they came
             return WorkerRecord(after, arrived), actions
         if isinstance(event, Received) and isinstance(event.message, Update):
@@ -263,12 +263,12 @@ class Recording(Around):
         return WorkerRecord(after, tuple(k if k >= oldest else NOTHING for k in arrived)), actions
 
     def shifted(self, process: int, state: WorkerRecord, by: int) -> WorkerRecord:
-        arrived = tuple(k - by if k > NOTHING else k for k in state.came)
+        arrived = tuple(k - by if k > NOTHING else k for k in state.arrived)
         return WorkerRecord(self.machine.shifted(process, state.worker, by), arrived)
 
     def renamed(self, process: int, state: WorkerRecord, permutation: tuple[int, ...]) -> WorkerRecord:
         places = {permutation[u]: place for place, u in enumerate(self.machine.graph.sources[process])}
-        arrived = tuple(state.came[places[u]] for u in self.machine.graph.sources[permutation[process]])
+        arrived = tuple(state.arrived[places[u]] for u in self.machine.graph.sources[permutation[process]])
         return WorkerRecord(self.machine.renamed(process, state.worker, permutation), arrived)
 
 
@@ -296,7 +296,7 @@ def takes_what_came(machine: Hop) -> PerProcess:
 
     def due_average(v: int, state: WorkerRecord, step: int) -> tuple[tuple[int, int], ...]:
         fitting, first = [], state.worker.step - setting.staleness
-        for u, queue, arrived in zip(machine.graph.sources[v], state.worker.updates, state.came, strict=True):
+        for u, queue, arrived in zip(machine.graph.sources[v], state.worker.updates, state.arrived, strict=True):
             held = {first + bit for bit in range(queue.bit_length()) if queue >> bit & 1}
             served = arrived
             if not setting.staleness:

@@ -169,7 +169,7 @@ def judge_values(running: Running) -> None:
     kind = KINDS[running.cell.kind]
     records = {rank: running.records(rank) for rank in range(WORKERS)}
     problems = [problem for rank in range(WORKERS) for problem in _torn(rank, records[rank])]
-    laws = {
+    invariants = {
         "reference": _by_reference,
         "groups": _by_groups,
         "convex": _by_hull,
@@ -179,7 +179,7 @@ def judge_values(running: Running) -> None:
     }
     attempts = _attempts(records)
     for attempt in attempts:
-        problems += laws[kind.law](kind, attempt)
+        problems += invariants[kind.law](kind, attempt)
     finals = [(rank, values_of(r[-1])) for rank, r in records.items() if r and r[-1].what == "finished"]
     problems += [
         f"worker {rank} finished with {values}, worker {finals[0][0]} with {finals[0][1]}"

@@ -30,7 +30,7 @@ class SecondHop:
         self.into = {v: [a for a, b in graph.edges if b == v] for v in range(n)}
         self.out = {v: [b for a, b in graph.edges if a == v] for v in range(n)}
         backup = setting.backup if isinstance(setting.backup, tuple) else (setting.backup,) * n
-        self.asked = {v: len(self.into[v]) - backup[v] for v in range(n)}
+        self.num_needed = {v: len(self.into[v]) - backup[v] for v in range(n)}
         self.workers = [
             Worker(come={u: set() for u in self.into[v]}, known={w: 0 for w in self.out[v]}) for v in range(n)
         ]
@@ -47,7 +47,7 @@ class SecondHop:
         }
 
     def serves(self, v, step):
-        return len(self.fitting(v, step)) >= self.asked[v]
+        return len(self.fitting(v, step)) >= self.num_needed[v]
 
     def taken(self, v, step):
         """Return the (in-neighbor, update) that a step averages; under staleness only those since the last reduce."""

@@ -8,10 +8,10 @@ class Signs:
     """
 
     why = None
-    asked = 0
+    calls = 0
 
     def failure_reason(self, members, round_=None):
-        self.asked += 1
+        self.calls += 1
         return self.why
 
     def lost(self, members):
@@ -21,7 +21,7 @@ class Signs:
         return None
 
     def num_changes(self):
-        return self.asked
+        return self.calls
 
     def doing(self, text, waits=()):
         pass

@@ -24,7 +24,7 @@ from partreduce.topo.mixing import (
 )
 from partreduce.topo.rule import RuleView, check_rule, digit_of, group_of, nodes_of_group, representative, strides_of
 
-laws = settings(max_examples=60)
+properties = settings(max_examples=60)
 relaxes = st.one_of(st.just(Fraction(1)), st.fractions(-2, 3, max_denominator=12))
 
 
@@ -58,7 +58,7 @@ def groups_of(labels, relaxation):
     ]
 
 
-@laws
+@properties
 @given(partitions(), st.randoms(use_true_random=False))
 def test_from_labels_equals_from_groups_in_any_order(labels_and_relaxation, random):
     labels, relaxation = labels_and_relaxation
@@ -74,7 +74,7 @@ def test_from_labels_equals_from_groups_in_any_order(labels_and_relaxation, rand
     assert phase.sizes.tolist() == [len(group.members) for group in phase]
 
 
-@laws
+@properties
 @given(partitions())
 def test_labels_invert_from_labels(labels_and_relaxation):
     labels, relaxation = labels_and_relaxation
@@ -87,7 +87,7 @@ def test_labels_invert_from_labels(labels_and_relaxation):
         assert (worker in phase[label].members) if label >= 0 else all(worker not in g.members for g in phase)
 
 
-@laws
+@properties
 @given(partitions(), st.integers(0, 2**32 - 1), st.sampled_from([(), (3,), (2, 2)]))
 def test_apply_equals_the_dense_matrix(labels_and_relaxation, seed, shape):
     phase = Phase.from_labels(*labels_and_relaxation)

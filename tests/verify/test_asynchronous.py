@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from helpers.exact_matrices import exact_matrix
-from helpers.machine_laws import Walk
+from helpers.machine_invariants import Walk
 from helpers.refusals import check_error
 from partreduce import Cluster, Schedule
 from partreduce.errors import ScheduleError

@@ -378,7 +378,7 @@ def test_connecting_group_asks_for_votes_only_when_a_check_is_due(clock):
     watch = world._watch_over((0, 1))
     advance(clock, 0.9, watch)
     assert requested == []
-    signs.asked += 1  # a vote is called
+    signs.calls += 1  # a vote is called
     advance(clock, 0.3, watch)
     assert len(requested) == 1
 

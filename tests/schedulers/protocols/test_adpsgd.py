@@ -9,7 +9,7 @@ from benchmarks.explore.explorer import explore
 from benchmarks.explore.pairing import shortest_deadlock
 from benchmarks.explore.reductions import Pairing, all_both, automorphisms, two_sides
 from benchmarks.explore.search import NoDeadlock, PerPair, Progress
-from helpers.machine_laws import check_renaming
+from helpers.machine_invariants import check_renaming
 from helpers.orbits import renamings
 from helpers.refusals import check_error
 from partreduce.errors import InputError

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.explore.generator import SMALL, generator, meeting, random, smart, split_globally
 from benchmarks.explore.reductions import GroupSystem
 from benchmarks.explore.system import Network
-from helpers.group_draw_laws import broken_law
+from helpers.group_draw_invariants import broken_law
 from helpers.seeded import PartBugs, put, sends
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.explore.generator import SMALL, random, smart, split_globally
 from benchmarks.explore.reductions import GroupSystem
-from helpers.group_draw_laws import broken_law
-from helpers.machine_laws import Walk
+from helpers.group_draw_invariants import broken_law
+from helpers.machine_invariants import Walk
 from helpers.refusals import check_error
 from partreduce import Cluster
 from partreduce.errors import InputError

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.explore.reductions import Hop
-from helpers.machine_laws import Walk, check_renaming
+from helpers.machine_invariants import Walk, check_renaming
 from helpers.refusals import check_error
 from helpers.second_hop import SecondHop
 from partreduce.errors import InputError

@@ -118,8 +118,8 @@ bug("_decided", "A worker that is not in the view connects all the same.", TAKEN
 bug("_has_message_of_all", "What a member added in an old generation counts in the new one.", THREE,
     instead=count_any_generation)
 bug("_keep_message", "What a member added in an old generation counts in the new one.",
-    instead=lambda _, __, s, source, said:
-        replace(s, heard=s.heard | {(source, said)}) if s.phase in ("run", "vote", "rebuild") else s)
+    instead=lambda _, __, s, source, message:
+        replace(s, heard=s.heard | {(source, message)}) if s.phase in ("run", "vote", "rebuild") else s)
 bug("_decided", "What a member added in an old generation counts in the new one.",
     left=lambda now, was, _: replace(now, heard=was.heard))
 bug("_remaining", "A worker that has left with everything committed is waited for in a vote.", THREE,

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from helpers.machine_laws import Walk
+from helpers.machine_invariants import Walk
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.partial import (
     Activate,

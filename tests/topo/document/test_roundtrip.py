@@ -44,7 +44,7 @@ from partreduce.topo.survivors import after_failure, planned_failures
 SUMS = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 SYNCS = (Synchronous(), DelayedAveraging())
 
-laws = settings(max_examples=35)
+properties = settings(max_examples=35)
 
 fractions = st.fractions(min_value=-3, max_value=3, max_denominator=10**6)
 relaxes = st.one_of(st.just(Fraction(1)), fractions)
@@ -173,7 +173,7 @@ def schedules(draw):
     return Schedule(draw(names), cluster, strategy, certificate, planned)
 
 
-@laws
+@properties
 @given(schedules())
 def test_load_inverts_dump(schedule):
     dumped = dump_schedule(schedule)
@@ -185,7 +185,7 @@ def test_load_inverts_dump(schedule):
         assert canonical_bytes(loaded) == canonical_bytes(schedule)
 
 
-@laws
+@properties
 @given(schedules())
 def test_loaded_failure_plan_covers_its_failures(schedule):
     plan = schedule.failure_plan
@@ -196,7 +196,7 @@ def test_loaded_failure_plan_covers_its_failures(schedule):
         assert parse_schedule(json.dumps(dump_schedule(survivors)).encode()) == in_order(survivors)
 
 
-@laws
+@properties
 @given(schedules())
 def test_canonical_form_is_sorted_compact_json_without_certificate(schedule):
     canonical = canonical_bytes(schedule)
@@ -228,7 +228,7 @@ def shuffle(document, rng):
     return {key: document[key] for key in rng.permutation(list(document))}
 
 
-@laws
+@properties
 @given(schedules(), st.integers(0, 2**32 - 1))
 def test_hash_ignores_order_and_layout(schedule, seed):
     other = parse_schedule(json.dumps(shuffle(dump_schedule(schedule), np.random.default_rng(seed)), indent=3))
@@ -317,7 +317,7 @@ def test_phases_are_written_one_per_line():
     assert len(text.splitlines()) == 13
 
 
-@laws
+@properties
 @given(st.data())
 def test_bulk_check_accepts_only_what_the_model_accepts(data):
     """The bulk check replaces the model for clean phases, so it must not be less strict."""
@@ -342,7 +342,7 @@ def test_bulk_check_accepts_only_what_the_model_accepts(data):
         assert is_clean(phase)
 
 
-@laws
+@properties
 @given(phases(6), st.booleans())
 def test_fast_phase_text_equals_its_json(phase, spaced):
     text = phase_text(phase, spaced=spaced)
