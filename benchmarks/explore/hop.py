@@ -62,9 +62,9 @@ Matrix = tuple[tuple[int | None, ...], ...]
 
 def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
     """Return a matrix: entry [i][j] is the largest possible Step(i) − Step(j), None if unbounded. O(n·edges·log)."""
-    events, everybody = events_of(graph, setting), range(graph.num_workers)
-    columns = [events.leads(j, everybody, Work("gap", sys.maxsize)) for j in everybody]
-    return tuple(tuple(columns[j].get(i) for j in everybody) for i in everybody)
+    events, workers = events_of(graph, setting), range(graph.num_workers)
+    columns = [events.leads(j, workers, Work("gap", sys.maxsize)) for j in workers]
+    return tuple(tuple(columns[j].get(i) for j in workers) for i in workers)
 
 
 class _Truth:

@@ -132,8 +132,8 @@ def _keeps_out(view: Whole) -> str | None:
 def _ends_well(view: Whole) -> str | None:
     authority = view.processes[-1]
     well = [worker for worker, state in _workers(view) if state.phase is Phase.LEFT]
-    given_up = [worker for worker in well if authority is not None and worker not in authority.left]
-    return f"workers {given_up} have left and the authority continues without them" if given_up else None
+    early = [worker for worker in well if authority is not None and worker not in authority.left]
+    return f"workers {early} have left and the authority continues without them" if early else None
 
 
 def _changes(state: Member | Authority) -> str | None:

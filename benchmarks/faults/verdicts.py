@@ -71,7 +71,7 @@ def judge_ends(running: Running) -> None:
         if ended is None or ended - held_up_since > limit:
             took = "never" if ended is None else f"after {ended - held_up_since:.1f} s"
             outcome.violations.append(f"late: worker {rank} ended {took}, limit {limit:.3g} s")
-    everybody = range(WORKERS) if running.must_finish else survivors
+    ranks = range(WORKERS) if running.must_finish else survivors
     continues = running.cell.launcher in OURS and 0 < len(running.victims) <= KINDS[running.cell.kind].max_failures
     if continues and running.cell.fault in KILLS and (lost := sorted(set(survivors) - set(finished))):
         if running.starved and all((end := ends[rank]) is not None and end.what == "failed" for rank in lost):
@@ -79,7 +79,7 @@ def judge_ends(running: Running) -> None:
             outcome.note += f"; workers {lost} may end: processes got no processor for a timeout within a timeout"
             return
         outcome.violations.append(f"did not continue: workers {lost} did not finish")
-    if all((end := ends[rank]) is not None and end.what == "finished" for rank in everybody):
+    if all((end := ends[rank]) is not None and end.what == "finished" for rank in ranks):
         outcome.ended = "finished"
         return
     outcome.ended = "named error" if outcome.texts else "ended"

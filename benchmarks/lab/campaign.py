@@ -74,9 +74,9 @@ def best_rate(by_rate: ByRate) -> float | None:
 class Experiment:
     """Contestants to compare in one setting, on (nodes, workers per node), or on nodes of `sizes`.
 
-    Contestants run in the order of their names; without names the core ones do, or all (`everybody`). `steps` are those
-    of each worker; None means as many as reach the loss, `target` or the task's own. `rate` is the learning rate of
-    all; None means each one's best of the rehearsal. `limit` ends a cell after so many seconds; losses are measured
+    Contestants run in the order of their names; without names the core ones do, or all (`all_contestants`). `steps` are
+    those of each worker; None means as many as reach the loss, `target` or the task's own. `rate` is the learning rate
+    of all; None means each one's best of the rehearsal. `limit` ends a cell after so many seconds; losses are measured
     every `every` steps. `at_once`: all repetitions run before the next experiment, as for the most important ones.
     `slow_again`: also contestants that usually run once are repeated. `profiled`: links are measured first, for plans
     and predictions.
@@ -86,7 +86,7 @@ class Experiment:
     shape: tuple[int, int]
     sizes: tuple[int, ...] = ()
     contestants: tuple[str, ...] = ()
-    everybody: bool = False
+    all_contestants: bool = False
     steps: int | None = None
     target: float | None = None
     rate: float | None = None
@@ -130,9 +130,9 @@ class Campaign:
         self._took: dict[str, float] = {}
         self._planner = Planner(self.profiles)
         self._rehearsed = known_rates(self.setting.case_of(self.cluster.num_workers))
-        self._everybody = {c.name: c for c in contestants(self._planner)}
-        self.contestants = [self._everybody[name] for name in experiment.contestants] or [
-            c for c in self._everybody.values() if not c.named_only and (c.core or experiment.everybody)
+        self._all_contestants = {c.name: c for c in contestants(self._planner)}
+        self.contestants = [self._all_contestants[name] for name in experiment.contestants] or [
+            c for c in self._all_contestants.values() if not c.named_only and (c.core or experiment.all_contestants)
         ]
 
     def prepare(self) -> None:
@@ -246,7 +246,7 @@ class Campaign:
 
     def _rehearsal(self, contestant: Contestant) -> tuple[Contestant, Schedule] | None:
         """Return the contestant whose steps and rate this one uses, with its schedule; None without a rehearsal."""
-        source = self._everybody.get(contestant.twin, contestant)
+        source = self._all_contestants.get(contestant.twin, contestant)
         schedule = source.make(self.cluster, self.setting) if source.make else None
         return (source, schedule) if schedule is not None and not schedule.strategy.sync.protocol else None
 

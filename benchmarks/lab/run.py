@@ -68,7 +68,7 @@ def main() -> int:
             setting=known[name],
             shape=(chosen.nodes, WORKERS_PER_NODE),
             contestants=tuple(requested),
-            everybody=bool(chosen.full or chosen.settings),
+            all_contestants=bool(chosen.full or chosen.settings),
             repetitions=chosen.repetitions or (3 if chosen.full else 2),
             steps=chosen.steps,
             limit=chosen.limit,

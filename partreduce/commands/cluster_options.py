@@ -221,5 +221,5 @@ def disturbance_of(text: str) -> StragglerModel:
         return RotatingDelay(*(quantity(place, parse_time, time) for time in rest))
     raise InputError(
         f"{place}: write hop[:FACTOR] (each worker slow with probability 1/n), delay:WORKERS:TIME (so many "
-        "random workers held up in every step) or skew:LOW:HIGH (everybody held up, the delays shifting)"
+        "random workers delayed in every step) or skew:LOW:HIGH (all workers delayed, the delays shifting)"
     )

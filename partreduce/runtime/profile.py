@@ -393,9 +393,9 @@ def cluster_of(world: World) -> Cluster:
 
 
 def _gather_texts(world: World, place: str, text: str, ranks: Sequence[int]) -> list[str]:
-    notes, given_up = Notes(world.store, place), watch_for_deaths(world.store, ranks)
+    notes, abort_reason = Notes(world.store, place), watch_for_deaths(world.store, ranks)
     notes.write(str(world.rank), text)
-    return [notes.wait_for(str(rank), given_up=given_up) for rank in ranks]
+    return [notes.wait_for(str(rank), abort_reason=abort_reason) for rank in ranks]
 
 
 def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:

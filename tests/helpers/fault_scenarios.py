@@ -220,7 +220,7 @@ def fence_worker():
             if os.fork() == 0:
                 while not is_stopped(me):  # a SIGCONT before it is stopped would be lost
                     time.sleep(0.01)
-                while not Path(os.environ["GIVEN_UP"]).exists():
+                while not Path(os.environ["EVICTED"]).exists():
                     time.sleep(0.05)
                 os.kill(me, signal.SIGCONT)
                 os._exit(0)

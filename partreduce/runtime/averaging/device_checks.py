@@ -93,10 +93,10 @@ class DeviceChecks:
             self._pending = [one for one in self._pending if one.operation is not operation]
             self._healthy = None
 
-    def check(self, most: int = MAX_IN_FLIGHT - 1, given_up: Callable[[], str | None] | None = None) -> None:
+    def check(self, most: int = MAX_IN_FLIGHT - 1, abort_reason: Callable[[], str | None] | None = None) -> None:
         """Read the checks of finished operations, and wait until at most `most` operations are in flight.
 
-        Raises PeerGoneError if a check failed, a member is gone, or the timeout has passed. `given_up`, if passed,
+        Raises PeerGoneError if a check failed, a member is gone, or the timeout has passed. `abort_reason`, if passed,
         returns why to stop waiting, in place of the heartbeat and the timeout.
         """
         start, since = time.monotonic(), own_time()
@@ -117,7 +117,7 @@ class DeviceChecks:
             now = time.monotonic()
             if now > look:
                 look = now + LOOK_SECONDS
-                why = given_up() if given_up is not None else self._why_not(oldest, since)
+                why = abort_reason() if abort_reason is not None else self._why_not(oldest, since)
                 if why is not None:
                     raise PeerGoneError(why)
             time.sleep(pause_after(now - start))
@@ -125,8 +125,8 @@ class DeviceChecks:
     def close(self) -> None:
         self._closed = True
 
-    def flush(self, given_up: Callable[[], str | None] | None = None) -> None:
-        self.check(0, given_up)
+    def flush(self, abort_reason: Callable[[], str | None] | None = None) -> None:
+        self.check(0, abort_reason)
 
     def _read(self, pending: _Pending) -> None:
         assert pending.check is not None, "set with its mark"

@@ -104,20 +104,20 @@ class Reducer:
             raise self.failed(reduction, error) from None
 
     def attempt(
-        self, kind: str, step: int, round_: int, group: Group, *, given_up: Callable[[], str | None]
+        self, kind: str, step: int, round_: int, group: Group, *, abort_reason: Callable[[], str | None]
     ) -> Reduction | None:
         """Run an all-reduce (see `begin`) whose failure affects only its group, and return it; None after a failure.
 
-        `given_up` returns why to stop waiting, or None. After a failure the caller must destroy the group, so that the
-        other members notice.
+        `abort_reason` returns why to stop waiting, or None. After a failure the caller must destroy the group, so that
+        the other members notice.
         """
         reduction = self.announce(kind, step, round_, group)
         try:
             self._start(reduction, watched=False)
             self._fills_first()
-            self._complete(reduction, given_up)
+            self._complete(reduction, abort_reason)
             if self.streams.runs_ahead:
-                self.checks.flush(given_up)
+                self.checks.flush(abort_reason)
         except (RuntimeError, PeerGoneError, UnavailableError) as error:
             self.checks.drop(reduction.operation)
             self.recorder.end(reduction.operation, f"failed: {error}")
@@ -234,9 +234,9 @@ class Reducer:
         except (RuntimeError, PeerGoneError) as error:
             raise self.failed(reduction, error) from None
 
-    def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
+    def _complete(self, reduction: Reduction, abort_reason: Callable[[], str | None] | None = None) -> None:
         for work in reduction.works:
-            self.wait_for(work, reduction.operation, given_up)
+            self.wait_for(work, reduction.operation, abort_reason)
         reduction.works.clear()
         checks: list[torch.Tensor] = []
         agree, streams, summed = True, self.streams, reduction.num_members if self.sums_up else 1
@@ -405,10 +405,11 @@ class Reducer:
             side = reduction.sides[index] = self.streams.upload(tag, torch.float32)
             works.append(communicator.all_reduce(side))
 
-    def wait_for(self, work: Work, operation: Operation, given_up: Callable[[], str | None] | None = None) -> None:
+    def wait_for(self, work: Work, operation: Operation, abort_reason: Callable[[], str | None] | None = None) -> None:
         """Wait for `work`, part of `operation`; on CUDA only the current stream waits.
 
-        Raises RuntimeError once `given_up`, by default the run's failure handler or the heartbeat, returns a reason.
+        Raises RuntimeError once `abort_reason`, by default the run's failure handler or the heartbeat, returns a
+        reason.
         """
         members, round_ = operation.members, operation.rounds_before
         if not self.streams.runs_ahead:
@@ -419,8 +420,8 @@ class Reducer:
             return
 
         def why() -> str | None:
-            if given_up is not None:
-                reason = given_up()
+            if abort_reason is not None:
+                reason = abort_reason()
             elif self.outlives is not None:
                 reason = self.outlives.stop_reason(operation)
             else:

@@ -90,7 +90,7 @@ class Regroup:
             reducer.key = f"{key} {name}"
         if now is None:
             return None
-        world.given_up = lambda: FAILED if is_open() else None
+        world.abort_reason = lambda: FAILED if is_open() else None
         try:
             facts = {
                 "schedule": schedule_sha256(now),
@@ -110,7 +110,7 @@ class Regroup:
         except UnavailableError as error:
             return str(error)
         finally:
-            world.given_up = lambda: None
+            world.abort_reason = lambda: None
         return None
 
     def _compare(self, view: View, facts: dict[str, str], what: str) -> None:
@@ -118,7 +118,7 @@ class Regroup:
         store, place = NamedPrefixStore(name, self.world.store, ranks), view.members.index(self.world.rank)
         handshake(
             store, place, len(view.members), facts,
-            key=f"{self.key}-{name}{what}", timeout=self.timeout, given_up=self.world.given_up,
+            key=f"{self.key}-{name}{what}", timeout=self.timeout, abort_reason=self.world.abort_reason,
         )  # fmt: skip
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:

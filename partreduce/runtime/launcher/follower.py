@@ -228,11 +228,11 @@ class Follower:
                         write_line(f"node {self.rank}: node 0 ended the run: {reason}")
                     return code
                 case ["given up"]:
-                    given_up = f"node {self.rank}: did not answer node 0 at {self.endpoint} and was evicted"
-                    given_up += "; its workers were ended"
+                    eviction = f"node {self.rank}: did not answer node 0 at {self.endpoint} and was evicted"
+                    eviction += "; its workers were ended"
                     if not self.may_restart:
-                        raise EvictedError(given_up)  # even if the run has ended since
-                    write_line(given_up)  # and wait for the next attempt
+                        raise EvictedError(eviction)  # even if the run has ended since
+                    write_line(eviction)  # and wait for the next attempt
         raise _LostError(connection.problem)
 
     def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:

@@ -184,7 +184,7 @@ class RemoteWorker(Worker):
 
     def give_up(self) -> None:
         if not self.node.is_gone:
-            self.node.was_given_up = True
+            self.node.was_evicted = True
             self.node.connection.send("given up")
             end = "what runs there ends by itself when it does again"
             write_line(f"node {self.node.rank} does not answer; {end}")
@@ -200,12 +200,12 @@ class _Node:
     workers: dict[int, RemoteWorker] = field(default_factory=dict)  # workers of the current attempt
     ready: int = 0  # the attempt for which its processes are prepared
     refusal: str = ""
-    was_given_up: bool = False  # its connection stands, so that its launcher hears that when it runs again
+    was_evicted: bool = False  # its connection stands, so that its launcher hears that when it runs again
 
     @property
     def problem(self) -> str:
         """Why the node takes no part any more, such as a closed connection; empty if it takes part."""
-        return "it did not answer" if self.was_given_up else self.connection.problem
+        return "it did not answer" if self.was_evicted else self.connection.problem
 
     @property
     def is_gone(self) -> bool:
@@ -280,7 +280,7 @@ class Nodes:
         self._attempt += 1
         self._mismatch = ""  # a node rejected during the last attempt does not affect this one
         for node in self._nodes.values():
-            if node.was_given_up:
+            if node.was_evicted:
                 with contextlib.suppress(OSError):  # it has been closed
                     node.connection.socket.shutdown(socket.SHUT_RDWR)  # so that the node connects again
         self._nodes = {rank: node for rank, node in self._nodes.items() if not node.is_gone}

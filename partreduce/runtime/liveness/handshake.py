@@ -33,7 +33,7 @@ def handshake(
     details: Mapping[str, Sequence[str]] | None = None,
     key: str = "1",
     timeout: float,
-    given_up: Callable[[], str | None] = lambda: None,
+    abort_reason: Callable[[], str | None] = lambda: None,
 ) -> None:
     """Compare `facts` (field → short text) over all workers through the store; if any differ, all raise HandshakeError.
 
@@ -45,7 +45,7 @@ def handshake(
         details: for a field whose value is a hash, the lines that were hashed; the error names the first difference.
         key: name of the handshake in the run, equal on all workers.
         timeout: seconds to wait for the others; then UnavailableError names those that did not arrive.
-        given_up: called repeatedly; returns a reason to stop waiting, which UnavailableError then contains, or None.
+        abort_reason: called repeatedly; returns None, or why to stop waiting, which UnavailableError then contains.
     """
     notes = Notes(store, f"handshake/{key}")
     mine = {"number of workers": str(size), **facts}
@@ -53,14 +53,14 @@ def handshake(
 
     def stop_reason(missing: Sequence[int]) -> str | None:
         death = deaths_of(store, missing)
-        return given_up() if death is None else f"{death} before it arrived"
+        return abort_reason() if death is None else f"{death} before it arrived"
 
     try:
         for field, lines in (details or {}).items():
             notes.write(f"{field}/{rank}", json.dumps(list(lines)))
         notes.write(f"facts/{rank}", json.dumps(mine))
-        everybody = _collect(notes, size, deadline, stop_reason)
-        problem = compare(everybody)
+        all_facts = _collect(notes, size, deadline, stop_reason)
+        problem = compare(all_facts)
         if problem is None:
             return
         field, odd, usual, text = problem
@@ -75,11 +75,11 @@ def handshake(
         raise UnavailableError(f"handshake: the store of the run is gone ({reason})") from None
 
 
-def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
+def compare(all_facts: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
     """Return the first field that differs as (field, differing rank, majority rank, sentence for an error), or None."""
-    fields = list(dict.fromkeys(field for facts in everybody.values() for field in facts))
+    fields = list(dict.fromkeys(field for facts in all_facts.values() for field in facts))
     for field in fields:
-        values = {rank: facts.get(field, "nothing") for rank, facts in sorted(everybody.items())}
+        values = {rank: facts.get(field, "nothing") for rank, facts in sorted(all_facts.items())}
         counts = Counter(values.values())
         if len(counts) == 1:
             continue
@@ -101,22 +101,22 @@ def _collect(
     Otherwise it raises UnavailableError at `deadline`, or before if `stop_reason(missing ranks)` is not None.
     """
     missing = list(range(size))
-    everybody: dict[int, dict[str, str]] = {}
+    all_facts: dict[int, dict[str, str]] = {}
     disputed = False
     pause, look = 2e-4, time.monotonic() + LOOK_SECONDS
     while True:
         is_over = deadline.is_over
         together = notes.read_all([f"facts/{rank}" for rank in missing])
         if together is not None:
-            return everybody | {rank: json.loads(facts) for rank, facts in zip(missing, together, strict=True)}
+            return all_facts | {rank: json.loads(facts) for rank, facts in zip(missing, together, strict=True)}
         if is_over or time.monotonic() > look:  # find out which workers are missing
             look = time.monotonic() + LOOK_SECONDS
             found = {rank: facts for rank in missing if (facts := notes.read(f"facts/{rank}")) is not None}
-            everybody |= {rank: json.loads(facts) for rank, facts in found.items()}
+            all_facts |= {rank: json.loads(facts) for rank, facts in found.items()}
             missing = [rank for rank in missing if rank not in found]
             if not missing:
-                return everybody
-            if not disputed and compare(everybody) is not None:
+                return all_facts
+            if not disputed and compare(all_facts) is not None:
                 # Wait a little for the rest, so that all workers see the same facts and name the same rank.
                 deadline = min(deadline, Deadline(VOTE_SECONDS), key=lambda end: end.left)
                 disputed = True
@@ -124,7 +124,7 @@ def _collect(
                 raise UnavailableError(f"handshake: {why}")
         if is_over:
             if disputed:
-                return everybody
+                return all_facts
             names = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
             verb = "rank" if len(missing) == 1 else "ranks"
             raise UnavailableError(

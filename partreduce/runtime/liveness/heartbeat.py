@@ -94,7 +94,7 @@ class Heartbeat(SignsOfLife):
         self._changes = 0
         self.settled = 0
         """Number of noted failures and ends that the launcher's last decision includes; workers ignore these."""
-        self._given_up: dict[int, float] = {}
+        self._deadlines_of_reasons: dict[int, float] = {}
         self._stop = threading.Event()
         self.with_each: Callable[[], None] = lambda: None  # called after each heartbeat, in the heartbeat thread
         self._noted: set[str] = set()
@@ -359,12 +359,12 @@ class Heartbeat(SignsOfLife):
             round_ = None
         if (why := self.cause(members, round_)) is not None:
             return why
-        given_up = (rank for rank in members if rank != self.rank and self.read("failed", rank) is not None)
-        rank = next(given_up, None)
+        failed = (rank for rank in members if rank != self.rank and self.read("failed", rank) is not None)
+        rank = next(failed, None)
         if rank is None:
             return None
         # A worker gives up before it finds out why; wait for its reason, so that all name the same culprit.
-        if time.monotonic() < self._given_up.setdefault(rank, time.monotonic() + REASON_SECONDS):
+        if time.monotonic() < self._deadlines_of_reasons.setdefault(rank, time.monotonic() + REASON_SECONDS):
             return None
         return f"worker {rank} {self.read('failed', rank)}"
 

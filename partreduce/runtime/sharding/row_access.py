@@ -191,7 +191,7 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
 
     `steps` has, for each step, the rows of every worker by rank; `sizes` the number of rows of each table.
     """
-    everybody = range(cluster.num_workers)
+    all_ranks = range(cluster.num_workers)
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
 
     def share(name: str, parts: Sequence[Sequence[int]]) -> float:
@@ -200,9 +200,9 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
 
     found = {}
     for name in sizes:
-        worker, node = share(name, [(rank,) for rank in everybody]), share(name, nodes)
+        worker, node = share(name, [(rank,) for rank in all_ranks]), share(name, nodes)
         node = max(worker, node)  # with unequal nodes the mean may be less
-        found[name] = RowAccess(worker, node, max(node, share(name, [everybody])))
+        found[name] = RowAccess(worker, node, max(node, share(name, [all_ranks])))
     return found
 
 

@@ -133,7 +133,7 @@ class GeneratedMeans(Runner):
                     rescale_progress(bucket, start, self.run.progress_factor(members))
                 self._starts = []
             # Members count different rounds but the same groups, so the group's number takes the place of the round.
-            reduction = reducer.attempt("average", step, seq, Group(members), given_up=why)
+            reduction = reducer.attempt("average", step, seq, Group(members), abort_reason=why)
         if reduction is None:
             with torch.no_grad():
                 for bucket, values in zip(buckets, own, strict=bool(own)):

@@ -82,7 +82,7 @@ class GlooWorld(World):
         """Return why a member is gone, or None; wait up to `DIAGNOSE_SECONDS` until the store says so."""
         deadline = time.monotonic() + DIAGNOSE_SECONDS
         while time.monotonic() < deadline:
-            if (why := self.given_up() or self._why(members)) is not None:
+            if (why := self.abort_reason() or self._why(members)) is not None:
                 return why
             time.sleep(DIAGNOSE_SECONDS / 30)
         return None

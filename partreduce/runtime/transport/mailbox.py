@@ -373,7 +373,7 @@ class Mailbox:
             return
         lacks, watch = f"worker {to}: left no address for messages", PeerWatch(self._heartbeat, (to,))
         self._addresses[to] = self._notes.wait_for(
-            f"address/{to}", self.timeout, lacks=lacks, given_up=watch.failure_reason
+            f"address/{to}", self.timeout, lacks=lacks, abort_reason=watch.failure_reason
         )
 
     def _run(self) -> None:

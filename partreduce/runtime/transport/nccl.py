@@ -156,9 +156,9 @@ def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, 
 
     Raises UnavailableError if a worker dies before that, or does not call this within the store's timeout.
     """
-    notes, given_up = Notes(store, f"gpu/{attempt}"), watch_for_deaths(store, range(size))
+    notes, abort_reason = Notes(store, f"gpu/{attempt}"), watch_for_deaths(store, range(size))
     notes.write(str(rank), place_of(device))
-    check_equal_places({other: notes.wait_for(str(other), given_up=given_up) for other in range(size)})
+    check_equal_places({other: notes.wait_for(str(other), abort_reason=abort_reason) for other in range(size)})
 
 
 def check_equal_places(places: Mapping[int, str]) -> None:

@@ -211,18 +211,18 @@ class Notes:
         limit: float | None = None,
         *,
         lacks: str = "",
-        given_up: Callable[[], str | None] = lambda: None,
+        abort_reason: Callable[[], str | None] = lambda: None,
     ) -> str:
         """Return a note, waiting up to `limit` seconds for it, by default the store's timeout.
 
-        Raises UnavailableError if it does not exist by then, or if `given_up`, called repeatedly, returns why to stop
-        waiting; `lacks` describes in the message what is missing.
+        Raises UnavailableError if it does not exist by then, or if `abort_reason`, called repeatedly, returns why to
+        stop waiting; `lacks` describes in the message what is missing.
         """
         bare: Any = self._store  # torch's stubs lack its timeout
         limit = limit or (bare.timeout.total_seconds() if self.line is None else self.line.timeout)
         deadline, pauses = Deadline(limit), Pauses()
         while (text := self.read(key)) is None:
-            if (why := given_up()) is not None or deadline.is_over:
+            if (why := abort_reason()) is not None or deadline.is_over:
                 lacks = lacks or f"store: no worker left the note {self.place(key)!r}"
                 raise UnavailableError(f"{lacks} within {limit:g} s" if why is None else f"{lacks}: {why}")
             pauses.sleep()

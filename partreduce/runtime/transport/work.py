@@ -169,7 +169,7 @@ atexit.register(end_all)
 
 
 class OverdueError(Exception):
-    """Error of `BoundedCall`: the call did not return in time, or `given_up` stopped the wait; the message says why."""
+    """Error of `BoundedCall`: it did not return in time, or `abort_reason` stopped the wait; the message says why."""
 
 
 class BoundedCall(Generic[Result]):
@@ -188,16 +188,16 @@ class BoundedCall(Generic[Result]):
     def is_running(self) -> bool:
         return not self._completion.within(0)
 
-    def result(self, seconds: float, given_up: Callable[[], str | None] = lambda: None) -> Result:
-        """Wait for the call and return its result; `given_up()` returns why to stop waiting, or None to continue.
+    def result(self, seconds: float, abort_reason: Callable[[], str | None] = lambda: None) -> Result:
+        """Wait for the call and return its result; `abort_reason()` returns why to stop waiting, or None to continue.
 
         Raises:
-            OverdueError: the call did not return within `seconds` (see `OwnTime`), or `given_up` stopped the wait.
+            OverdueError: the call did not return within `seconds` (see `OwnTime`), or `abort_reason` stopped the wait.
             RuntimeError: the call raised an exception; the message is that of the exception.
         """
         deadline = Deadline(seconds)
         while not self._completion.within(min(GLANCE_SECONDS, max(0.0, deadline.left))):
-            if (why := given_up()) is not None:
+            if (why := abort_reason()) is not None:
                 raise OverdueError(why)
             if deadline.is_over:
                 raise OverdueError(f"did not return within {seconds:g} s")

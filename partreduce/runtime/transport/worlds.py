@@ -76,7 +76,7 @@ class World:
         self.nodes: tuple[int, ...] | None = None
         self.relatives: list[World] = []
         """Worlds of the same workers with another all-reduce algorithm; they are abandoned together."""
-        self.given_up: Callable[[], str | None] = lambda: None  # returns why to stop connecting a group, or None
+        self.abort_reason: Callable[[], str | None] = lambda: None  # returns why to stop connecting a group, or None
 
     def with_prefix(self, prefix: str) -> World:
         """Return a second world (set of groups) of these workers, with keys under `prefix` in the store."""
@@ -173,7 +173,7 @@ class World:
         signs = self.signs or SignsOfLife()
         signs.doing(f"entered the making of group {Group(members)}", members)
         watch = PeerWatch(signs, members)
-        return lambda: (self.given_up() or self._why(members)) if watch.is_due() else None
+        return lambda: (self.abort_reason() or self._why(members)) if watch.is_due() else None
 
     def _why(self, members: tuple[int, ...]) -> str | None:
         """Return why a member can no longer connect, or that the store is gone; None if not known."""

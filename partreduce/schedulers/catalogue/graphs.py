@@ -83,7 +83,7 @@ GRAPHS = (
     ),
     _graph(
         name="clustered",
-        summary="Everybody talks to everybody inside a node, and few edges join the nodes.",
+        summary="All workers of a node exchange with one another, and few edges join the nodes.",
         source="after Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019, section 7.3.6",
         make=fixed.clustered_nodes,
         unsupported_reason=fixed.clustered_unsupported_reason,
@@ -140,7 +140,7 @@ GRAPHS = (
     ),
     _graph(
         name="star",
-        summary="Everybody talks to worker 0 only; what a parameter server looks like as a graph.",
+        summary="All workers exchange with worker 0 only; what a parameter server looks like as a graph.",
         source="folklore",
         make=partial(fixed.neighbor_averaging, star),
         parameters=(WEIGHTS,),
@@ -150,7 +150,7 @@ GRAPHS = (
     ),
     _graph(
         name="complete",
-        summary="Everybody talks to everybody: the mean in one round, at n − 1 messages a worker.",
+        summary="Every worker exchanges with every other: the mean in one round, at n − 1 messages a worker.",
         source="folklore",
         make=partial(fixed.neighbor_averaging, complete),
         unsupported_reason=fixed.complete_unsupported_reason,

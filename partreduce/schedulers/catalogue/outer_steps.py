@@ -19,7 +19,7 @@ _outer = partial(Entry, kind="outer")
 OUTER_STEPS = (
     _outer(
         name="diloco",
-        summary="Everybody trains alone, and every H steps an outer optimizer applies what all moved; also in parts.",
+        summary="Each worker trains alone, and every H steps an outer optimizer applies what all moved; also in parts.",
         source="Douillard et al., DiLoCo, 2023 (arXiv 2311.08105), and Streaming DiLoCo, 2025 (arXiv 2501.18512)",
         make=outer_steps.diloco,
         unsupported_reason=outer_steps.diloco_unsupported_reason,

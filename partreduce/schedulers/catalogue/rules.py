@@ -41,7 +41,7 @@ RULES = (
     ),
     Entry(
         name="allreduce",
-        summary="Everybody averages with everybody, each step (as DDP does) or every H steps.",
+        summary="All workers average together, each step (as DDP does) or every H steps.",
         source="Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 2009",
         kind="allreduce",
         make=_all_reduce,
@@ -54,7 +54,7 @@ RULES = (
     ),
     Entry(
         name="local-sgd",
-        summary="H steps alone, then one average over everybody: 1/H of the traffic, more consensus distance.",
+        summary="H steps alone, then one average over all workers: 1/H of the traffic, more consensus distance.",
         source="Stich, Local SGD converges fast and communicates little, ICLR 2019",
         kind="allreduce",
         make=_all_reduce,

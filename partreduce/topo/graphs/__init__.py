@@ -92,7 +92,7 @@ class Graph(Arrays):
         if len(apart):
             raise ScheduleError(
                 f"graph: workers 0 and {int(apart[0])} do not reach each other ({int(labels.max()) + 1} parts); "
-                "add edges until everybody reaches everybody"
+                "add edges until every worker reaches every other"
             )
 
     def require_undirected(self, purpose: str) -> None:

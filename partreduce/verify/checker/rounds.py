@@ -102,7 +102,7 @@ def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
     ]
     full = (1 << len(schedule.radices)) - 1
     slowest = 0
-    # Two local ranks that share all their blocks can change places, so that both reach everybody equally fast.
+    # Two local ranks that share all their blocks can change places, so that both reach all others equally fast.
     blocks: list[list[tuple[int, int]]] = [[] for _ in range(size)]
     for t, phase in enumerate(phases):
         for index, (members, _) in enumerate(phase):

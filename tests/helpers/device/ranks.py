@@ -53,7 +53,7 @@ class Slot:
 
     arrivals: dict[int, tuple[list[torch.Tensor], Any]] = field(default_factory=dict)
     done: dict[int, Any] = field(default_factory=dict)
-    given_up: dict[int, threading.Event] = field(default_factory=dict)
+    aborted: dict[int, threading.Event] = field(default_factory=dict)
     launched: threading.Event = field(default_factory=threading.Event)
 
 
@@ -86,13 +86,13 @@ class SimulatedWork:
         """Let the current stream wait for the operation. On CUDA the host also waits until all members called it."""
         for slot, place in self.meetings:
             self._launched(slot)
-            self.device.wait(slot.done[place], given_up=slot.given_up[place])
+            self.device.wait(slot.done[place], aborted=slot.aborted[place])
         self._stash = ()
 
     def _launched(self, slot):
         deadline = time.monotonic() + JOIN_SECONDS
         while not isinstance(self.device, SimulatedDevice) and not slot.launched.wait(0.002):
-            if any(event.is_set() for event in slot.given_up.values()) or time.monotonic() > deadline:
+            if any(event.is_set() for event in slot.aborted.values()) or time.monotonic() > deadline:
                 raise RuntimeError("the collective was aborted before all members had called it")
 
 
@@ -209,7 +209,7 @@ class SimulatedBackend:
         with self.shared.lock:
             slot = self.shared.slot(key)
             slot.arrivals[self.place] = ([device.memory_of(tensor) for tensor in tensors], ready)
-            slot.given_up[self.place] = self.gone
+            slot.aborted[self.place] = self.gone
             if isinstance(device, SimulatedDevice):
                 slot.done[self.place] = Mark()
             last = len(slot.arrivals) == len(places)
@@ -218,7 +218,7 @@ class SimulatedBackend:
         if last:
             with device.on(self.stream if own_stream else device.current), without_versions():
                 for _, mark in slot.arrivals.values():
-                    device.wait(mark, given_up=self.gone)
+                    device.wait(mark, aborted=self.gone)
                 device.sleep(self.shared.delay)
                 combine([slot.arrivals[place][0] for place in places])
                 for place in places:

@@ -167,9 +167,9 @@ class SimulatedDevice:
         (stream or self.current).submit(mark.set)
         return mark
 
-    def wait(self, mark, *, given_up=None):
-        """Let the current stream wait for a mark, or until the event `given_up` is set."""
-        ends = [self._ended, *([] if given_up is None else [given_up])]
+    def wait(self, mark, *, aborted=None):
+        """Let the current stream wait for a mark, or until the event `aborted` is set."""
+        ends = [self._ended, *([] if aborted is None else [aborted])]
 
         def task():
             deadline = time.monotonic() + STUCK_SECONDS
@@ -183,9 +183,9 @@ class SimulatedDevice:
         self.sleeps += seconds > 0
         self.current.submit(lambda: time.sleep(seconds))
 
-    def stall(self, given_up):
-        """Stop the current stream until the event `given_up` is set by an abort."""
-        self.current.submit(lambda: given_up.wait(STUCK_SECONDS))
+    def stall(self, aborted):
+        """Stop the current stream until the event `aborted` is set by an abort."""
+        self.current.submit(lambda: aborted.wait(STUCK_SECONDS))
 
     def settle(self):
         """Wait for all streams, and raise the first error of their tasks."""
@@ -552,7 +552,7 @@ class Plain:
     def mark(self):
         return _NoStreams().mark()
 
-    def wait(self, mark, *, given_up=None):
+    def wait(self, mark, *, aborted=None):
         """Do nothing."""
 
     def memory_of(self, tensor):
@@ -561,7 +561,7 @@ class Plain:
     def sleep(self, seconds):
         """Do nothing."""
 
-    def stall(self, given_up):
+    def stall(self, aborted):
         """Do nothing, since nothing can stall here."""
 
     def settle(self):
@@ -610,7 +610,7 @@ class Cuda:
         event.record(self.current)
         return event
 
-    def wait(self, mark, *, given_up=None):
+    def wait(self, mark, *, aborted=None):
         self.current.wait_event(mark)
 
     def memory_of(self, tensor):
@@ -620,7 +620,7 @@ class Cuda:
         """Delay the current stream by about this many seconds: cycles are counted at 1.5 GHz."""
         torch.cuda._sleep(int(seconds * 1.5e9))
 
-    def stall(self, given_up):
+    def stall(self, aborted):
         """Delay the current stream for longer than any test waits; no abort can end it."""
         self.sleep(20.0)
 

@@ -99,7 +99,7 @@ verify s.json --max-bytes 10B | raise the limit if you trust the file | verify s
 verify s.json --cluster 2x2 | is for FILE.py:NAME; a schedule file says it itself | verify s.json |
   verify function.py:group_of --cluster 2x2 --period 2
 verify function.py:group_of | needs --cluster and --period | verify function.py:group_of --cluster 2x2 --period 2
-import apart.edgelist -o x.json | add edges until everybody reaches everybody | import together.edgelist -o x.json
+import apart.edgelist -o x.json | add edges until every worker reaches every other | import together.edgelist -o x.json
 import ring.edgelist --cluster 3x1 -o x.json | name a cluster of 4 | import ring.edgelist --cluster 4x1 -o x.json
 simulate s.json --cluster 4x4 | name a cluster of that shape, or design a schedule for this one |
   simulate s.json --cluster 2x2 | design 4x4 --build allreduce -o s44.json | simulate s44.json --cluster 4x4

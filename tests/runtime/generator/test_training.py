@@ -113,9 +113,9 @@ def test_failed_average_leaves_the_failed_member_unchanged(ranks, serve, when):
                     optimizer.run.reducer._complete = cut_off
             return attempt(kind, step, seq, group, **options)
 
-        def cut_off(reduction, given_up=None):
+        def cut_off(reduction, abort_reason=None):
             optimizer.run.reducer._complete = complete
-            complete(reduction, given_up)
+            complete(reduction, abort_reason)
             reduction.communicator.close()
             reduction.communicator.all_reduce(torch.zeros(1))
 

@@ -133,8 +133,8 @@ def test_node_with_stopped_worker_and_launcher_is_evicted(trains):
     wait_until(lambda: "node 1 does not answer" in run.errors, lambda: run.errors)
     os.kill(launcher.pid, signal.SIGCONT)
     eviction = "worker 3 sent no heartbeat for 10 s and was evicted"
-    given_up = "partreduce: node 1: did not answer node 0 at 127.0.0.1:"
-    check(run, THREE, [EvictedError.exit_code] * 2, eviction, given_up, unheard={2})
+    message = "partreduce: node 1: did not answer node 0 at 127.0.0.1:"
+    check(run, THREE, [EvictedError.exit_code] * 2, eviction, message, unheard={2})
 
 
 def test_killed_launcher_ends_its_workers_and_other_nodes_continue(trains):

@@ -126,15 +126,15 @@ def test_second_termination_request_kills_the_workers_at_once(monkeypatch):
 
 
 def test_worker_that_survives_sigkill_is_given_up_once(monkeypatch):
-    machine, shutdown, given_up = Machine(monkeypatch), Shutdown(), []
-    monkeypatch.setattr(Child, "give_up", lambda child: given_up.append(child.rank))
+    machine, shutdown, evicted = Machine(monkeypatch), Shutdown(), []
+    monkeypatch.setattr(Child, "give_up", lambda child: evicted.append(child.rank))
     shutdown.end_on_request(signal.SIGTERM, GRACE, machine.workers)
     machine.after(GRACE + 0.5, shutdown)
     machine.workers[0].code = -signal.SIGTERM
     machine.after(ANSWER_SECONDS - 1.0, shutdown)
-    assert not given_up
+    assert not evicted
     machine.after(60.0, shutdown)
-    assert given_up == [1, 2, 3]
+    assert evicted == [1, 2, 3]
 
 
 def test_end_of_the_group_generator_ends_the_run_and_is_named(monkeypatch, capfd):

@@ -85,7 +85,7 @@ def late(monkeypatch):
         doing[self.rank] = "entered nothing more"
         stop(self)
 
-    def wait_for(self, work, operation, given_up=None):
+    def wait_for(self, work, operation, abort_reason=None):
         rank, what = self.world.rank, str(operation)
         if is_main(rank):
             waits[rank, what] += 1  # an operation may have several successive parts
@@ -100,7 +100,7 @@ def late(monkeypatch):
 
             held.append(operation.kind)
             work = complete_late(work, self.heartbeat, lambda: all(map(has_continued, others)))
-        wait(self, work, operation, given_up)
+        wait(self, work, operation, abort_reason)
 
     for owner, name, new in (
         (Heartbeat, "now", property(lambda self: vars(self)["now"], set_now)),
@@ -370,7 +370,9 @@ def test_handshake_timeout_names_only_missing_ranks():
 
 def test_given_up_handshake_raises_before_the_timeout():
     with pytest.raises(UnavailableError, match=r"^handshake: a vote is open$"):
-        handshake(store_with(3, without=(1,)), 0, 3, {"model": "a"}, timeout=3600, given_up=lambda: "a vote is open")
+        handshake(
+            store_with(3, without=(1,)), 0, 3, {"model": "a"}, timeout=3600, abort_reason=lambda: "a vote is open"
+        )
 
 
 def test_handshake_names_a_dead_worker_before_the_timeout():

@@ -132,17 +132,17 @@ def test_a_stopped_worker_is_named_in_a_row_and_with_gradients_in_flight(driver,
 def test_evicted_worker_wakes_and_ends_alone(driver, tmp_path):
     """The others still train when it wakes, and continue to their end."""
     pytest.importorskip("zmq")
-    given_up, ended = tmp_path / "given up", threading.Event()
+    evicted, ended = tmp_path / "evicted", threading.Event()
 
-    def note_given_up(service):
+    def note_eviction(service):
         while service.state.status[3] != "dead" and not ended.wait(0.05):
             pass
-        given_up.touch()
+        evicted.touch()
 
     with serving(FOUR_ON_ONE_NODE, lease=10.0) as (service, variables), ThreadPoolExecutor(1) as pool:
-        pool.submit(note_given_up, service)
+        pool.submit(note_eviction, service)
         try:
-            environment = variables | {"GIVEN_UP": str(given_up)}
+            environment = variables | {"EVICTED": str(evicted)}
             answer = driver.run("fenced", environment=environment, survive=True, grace=1.0)
         finally:
             ended.set()

@@ -80,7 +80,7 @@ def test_group_is_abandoned_before_its_first_operation_when_a_vote_opens(ranks):
         if world.rank == 1:
             world._warmed_up = lambda *_: has_connected.set() or has_ended.wait(30)
             return world.create((0, 1), instance="given up")
-        world.given_up = lambda: "a vote is open" if has_connected.is_set() else None
+        world.abort_reason = lambda: "a vote is open" if has_connected.is_set() else None
         try:
             world.create((0, 1), instance="given up")
         except UnavailableError as error:
@@ -374,7 +374,7 @@ def test_wait_ends_early_when_an_awaited_peer_is_gone(clock):
 def test_connecting_group_asks_for_votes_only_when_a_check_is_due(clock):
     """A vote raises the counter of changes, so asking the store each time would find it no earlier."""
     world, signs, requested = GlooWorld(HashStore(), 0, 2, timedelta(seconds=60)), Signs(), []
-    world.signs, world.given_up = signs, lambda: requested.append(clock[0])
+    world.signs, world.abort_reason = signs, lambda: requested.append(clock[0])
     watch = world._watch_over((0, 1))
     advance(clock, 0.9, watch)
     assert requested == []
