@@ -13,7 +13,7 @@ import numpy as np
 
 from partreduce.runtime.recorder import read_traces
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileError
+from partreduce.topo.errors import FileError, PartreduceError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.axes import Transport
@@ -81,6 +81,7 @@ def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
         about = trace["otherData"].get("run", {})
         if about:
             _check_has(about, "node_of")
+            about = {**about, "network": _network(about)}
         return [_event(event) for event in trace["traceEvents"] if event["ph"] in {"X", "C"}], about
 
     traces = read_traces(folder, parse)
@@ -142,7 +143,10 @@ def _network(about: dict[str, Any]) -> tuple[Cluster, Transport]:
     nodes: dict[int, list[int]] = {}
     for rank, node in enumerate(about["node_of"]):
         nodes.setdefault(node, []).append(rank)
-    return Cluster.irregular(list(nodes.values())), Transport(**about.get("transport", {}))
+    try:
+        return Cluster.irregular(list(nodes.values())), Transport(**about.get("transport", {}))
+    except PartreduceError as error:
+        raise ValueError(str(error)) from None
 
 
 def is_training(event: Event) -> bool:
@@ -195,7 +199,7 @@ def read_run(folder: Path) -> Run:
         step_seconds=min(step.values()),
         operation_seconds=sum(e["end"] - e["start"] for e in timed) / all_steps,
         waiting_seconds=waiting / all_steps,
-        nic_bytes=sum(bytes_across(e, *_network(about)) for e in timed) / steps if about else 0.0,
+        nic_bytes=sum(bytes_across(e, *about["network"]) for e in timed) / steps if about else 0.0,
         distances=series("distance"),
         losses=series("loss"),
     )

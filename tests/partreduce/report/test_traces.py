@@ -174,6 +174,10 @@ OPERATION = {"name": "average {0,1}", "cat": "communication", "ph": "X", "ts": 1
         ({"traceEvents": [], "otherData": {}}, "took no two steps"),
         ({"traceEvents": [OPERATION], "otherData": {}}, "is not a trace of this program ('round')"),
         ({"traceEvents": [], "otherData": {"run": {"schedule": "s"}}}, "is not a trace of this program ('node_of')"),
+        (
+            {"traceEvents": [], "otherData": {"run": {"node_of": [0, 1], "transport": {"codec": "gzip"}}}},
+            "is not a trace of this program (transport.codec: is 'gzip'",
+        ),
         ([], "is not a trace of this program"),
     ],
 )
