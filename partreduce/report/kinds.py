@@ -43,12 +43,12 @@ OUTER_CAUTION = (
     "in shorter ones: tune the outer learning rate and momentum of the file on your job"
 )
 ON_REQUEST_CAUTION = (
-    "who averages with whom is decided while the job runs: its seconds, consensus distance and steps are of a "
+    "which workers average together is decided while the job runs: its seconds, consensus distance and steps are of a "
     "run in virtual time, not proved"
 )
 QUORUM_CAUTION = (
-    "who is in a round is decided while the job runs: its seconds, ages and steps are of a run in virtual "
-    "time; the price of late gradients was measured for pipelines, where all are equally late, not for quorums"
+    "which workers take part in a round is decided while the job runs: its seconds, ages and steps are of a run in "
+    "virtual time; the price of late gradients was measured for pipelines, where all are equally late, not for quorums"
 )
 
 

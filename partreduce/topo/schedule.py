@@ -206,7 +206,7 @@ class Schedule:
     def meetings(self) -> Schedule:
         """This schedule; with plain means instead of outer steps if each worker has its own outer parameters.
 
-        Groups and rounds stay the same, so claims about who averages with whom are proved for the result.
+        Groups and rounds stay the same, so claims about which workers average together are proved for the result.
         """
         if not self.strategy.payload.outer.has_own_outer_params:
             return self

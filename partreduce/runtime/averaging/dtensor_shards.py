@@ -179,6 +179,6 @@ def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
     return group
 
 
-def _mesh_dims(parameter: Any) -> str:  # noqa: ANN401 - a DTensor, whose module is imported by who has one
+def _mesh_dims(parameter: Any) -> str:  # noqa: ANN401 - a DTensor; only callers that have one import its module
     mesh: DeviceMesh = parameter.device_mesh
     return " × ".join(mesh.mesh_dim_names or ()) or f"a mesh of {mesh.size()}"

@@ -98,7 +98,7 @@ class SignsOfLife:
     def watch(self, members: Iterable[int]) -> None: ...
 
     def describe_wait(self, members: Iterable[int], seconds: float | None) -> str:
-        """Return as a clause that this worker waits for `members` (for `seconds`, if given), and whom they wait for."""
+        """Return as a clause that this worker waits for `members`, for how many `seconds`, and what those wait for."""
         names = ", ".join(f"worker {rank}" for rank in members)
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 

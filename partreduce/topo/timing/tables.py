@@ -263,7 +263,7 @@ class TableRounds:
         """Advance all workers by one round.
 
         Args:
-            stage: who averages with whom at the end of the round, and how long that takes.
+            stage: which workers average together at the end of the round, and how long that takes.
             steps: the seconds that each step computes, shape (steps_per_round, num_workers).
 
         Returns:

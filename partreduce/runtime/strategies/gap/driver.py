@@ -182,7 +182,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
         return self._state is None or not self._part.is_offered
 
     def missing(self) -> Missing | None:
-        """Return which messages this worker waits for, and from whom; None if it may continue. O(neighbors)."""
+        """Return the messages that this worker waits for, with their senders; None if it may continue. O(neighbors)."""
         with self.condition:
             if self.ready():
                 return None

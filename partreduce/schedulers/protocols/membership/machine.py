@@ -211,7 +211,7 @@ class Workers(Setting):
         if worker not in view.members:
             phase = Phase.FENCED if view.members else Phase.ENDED
             return replace(state, phase=phase, view=view), ()
-        assert state.phase in (Phase.VOTE, Phase.OUTSIDE), "a view holds only who has voted for it, or joins"
+        assert state.phase in (Phase.VOTE, Phase.OUTSIDE), "a view holds only workers that voted for it or join"
         actions: tuple[Action, ...] = ()
         if worker in view.forward:
             state, actions = _with_commit(state), (Note(("forward",)),)
