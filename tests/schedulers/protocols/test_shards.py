@@ -159,3 +159,8 @@ def test_early_messages_are_processed_in_order_after_opening():
     state, actions = machine.step(2, state, Received(0, Opened(0, 0)))
     assert actions == (Note(("opened", 0)), Note(("added", 1, 1)), Send(1, Answer(1)), Send(1, Answer(2)))
     assert state.early == ()
+
+
+def test_synchronous_server_has_staleness_0_and_an_asynchronous_one_its_own():
+    servers = Server(), Server(synchronous=False), Server(synchronous=False, staleness=3)
+    assert [shards_of(server, 2).staleness for server in servers] == [0, None, 3]
