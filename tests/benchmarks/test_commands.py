@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-MODULES = ("explore.__main__", "forgery.__main__", "papers.__main__", "planner.random_clusters", "scale", "transport")
+MODULES = ("explore.__main__", "forgery.__main__", "papers.__main__", "scale", "transport")
 
 
 @pytest.mark.parametrize("name", MODULES)

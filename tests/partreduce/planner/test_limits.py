@@ -11,9 +11,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.planner.random_checks import all_schedules, run
-from benchmarks.planner.random_clusters import draw_job
 from helpers.jobs import HARDWARE, jobs, with_links
+from helpers.plan_properties import all_schedules, run
+from helpers.random_jobs import draw_job
 from helpers.refusals import check_error
 from helpers.synthesis import synthesize
 from partreduce import Cluster, Data, Limits, Objective, Schedule, describe
@@ -36,9 +36,16 @@ from partreduce.types import Delay, RandomDelay, RotatingDelay
 job = jobs(None, HARDWARE)
 
 
-@pytest.mark.parametrize("number", range(0, 200, 10))
+MANY = os.environ.get("PARTREDUCE_RANDOM_JOBS")
+"""`PARTREDUCE_RANDOM_JOBS=2000 pytest tests/partreduce/planner/test_limits.py -k random_jobs` plans so many jobs."""
+
+
+@pytest.mark.parametrize("number", range(int(MANY)) if MANY else range(0, 200, 10))
 def test_random_jobs_get_correct_answers(number):
-    assert not run(draw_job(77, number, tiny=number % 40 == 0), exhaust=number % 40 == 0, overrun=20.0).wrong
+    """Tiny jobs are compared with all schedules; a few of many are planned twice, or compared with all settings."""
+    is_tiny, seed = number % (10 if MANY else 40) == 0, 77
+    job, more = draw_job(seed, number, tiny=is_tiny), {"again": number % 50 == 1, "settings": number % 40 == 2}
+    assert not run(job, exhaust=is_tiny, overrun=20.0, **more).wrong
 
 
 def test_equal_effort_gives_an_identical_answer_on_a_slow_machine(monkeypatch):

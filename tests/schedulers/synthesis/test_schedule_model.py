@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from benchmarks.planner.random_checks import all_schedules
+from helpers.plan_properties import all_schedules
 from helpers.synthesis import EVEN, problem, synthesize
 from partreduce.schedulers.synthesis import Objective, Status
 from partreduce.schedulers.synthesis.choices import explicit_groups, rule_blocks

@@ -1,30 +1,16 @@
-"""Check the planner on random clusters, limits and time limits: no internal error, false sentence or broken limit.
-
-    python -m benchmarks.planner.random_clusters --number 2000 --seed 0
-
-Each job is drawn from (seed, number) alone, so that `--only NUMBER` repeats one. Every tenth is tiny and compared with
-all schedules of at most two phases; every fiftieth is planned twice, every fortieth compared with all algorithms, steps
-per round and delay of what was measured. What is checked stands in `random_checks`. Exit code 1 if anything is wrong.
-"""
+"""Random requests to the planner: clusters, links, limits, objectives and time limits."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from benchmarks.kit import command, machine, parser, table, write
-from benchmarks.planner.random_checks import run
 from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.planner.job import Delay
-from partreduce.planner.plan import load_searchers
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec
@@ -139,39 +125,3 @@ def _limits(rng: np.random.Generator, cluster: Cluster, hardware: Hardware, *, t
     if rng.random() < 0.1:
         chosen["max_gap"] = int(rng.integers(0, 6))
     return Limits(**chosen)
-
-
-def main() -> int:
-    arguments = parser(__doc__)
-    arguments.add_argument("--number", type=int, default=2000)
-    arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--only", type=int, metavar="NUMBER")
-    arguments.add_argument("-o", "--output", type=Path)
-    chosen = arguments.parse_args()
-    load_searchers()
-    outcomes, failures, late, begun = [], 0, [0.0], time.monotonic()
-    for number in range(chosen.number) if chosen.only is None else [chosen.only]:
-        tiny = number % 10 == 0
-        job = draw_job(chosen.seed, number, tiny=tiny)
-        outcome = run(job, exhaust=tiny, again=number % 50 == 1, settings=number % 40 == 2)
-        outcomes.append(outcome)
-        if job.effort is None and job.time_limit is not None:
-            late.append(outcome.late)
-        failures += len(outcome.wrong)
-        for sentence in outcome.wrong:
-            print(f"{number}: {job.cluster} {job.objective}: {sentence}", flush=True)
-    middle, rare, latest = np.quantile(late, [0.5, 0.99, 1.0])
-    write(
-        chosen.output,
-        "The planner on random clusters",
-        f"`{command('planner.random_clusters')}`; {machine()}; {time.monotonic() - begun:.0f} s.",
-        table(["answer", "jobs"], sorted(Counter(outcome.kind for outcome in outcomes).items())),
-        f"{failures} checks failed.",
-        f"{len(late) - 1} jobs had a time limit alone (0.05 to 0.6 s). In seconds of a core, half ended {middle:.2f} s "
-        f"after it or sooner, 99 of 100 within {rare:.2f} s, the latest after {latest:.2f} s; imports are not counted.",
-    )
-    return int(failures > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
