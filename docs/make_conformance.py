@@ -43,8 +43,12 @@ COLUMNS = """## Kinds
 
 What each kind supports beyond plain training. A number means that it is refused, for the reason below the table.
 
-* **codec**: int8 on the wire, and int4 with error feedback where every round is of all workers and none is late.
-* **delay**: averages applied one round late. **failure**: survivors continue (`failure_plan`); others restart.
+* **codec**: int8 on the wire; **int4** with error feedback, only where every round is of all workers and none is late.
+* **delay**: averages applied one round late. `sync` has one value, so a delay replaces a pipeline, a quorum or an
+  iteration gap: "as …" names the row that the kind becomes. Delayed asynchronous servers and pairs are tested in
+  `tests/runtime/strategies`, not by this suite.
+* **failure**: the schedule can have a `failure_plan`, so that survivors continue; others restart.
+  `tests/runtime/processes/test_elastic_kinds.py` has the runs, for a list of settings of its own.
 * **resume**: a checkpoint continues with the numbers of an uninterrupted run.
 * **device**: the numbers of the CPU on simulated devices, whatever operation is delayed (`tests/runtime/devices`).
 * **sharded**: replicas sharded by `fully_shard` have the losses of whole workers.
@@ -56,18 +60,22 @@ def kinds_table() -> str:
     """The table of kinds and variants, with the reasons of those that are refused."""
     from helpers.conformance.idioms import IDIOMS
     from helpers.conformance.kinds import KINDS
-    from helpers.conformance.variants import REFUSED
+    from helpers.conformance.variants import FREE, REFUSED, change
     from helpers.device.cells import CELLS
 
     reasons: dict[str, int] = {}
-    on_devices = {cell.kind for cell in CELLS}
+    assert {cell.kind for cell in CELLS} == set(KINDS), "every kind runs on simulated devices"
+    names = {kind.strategy: name for name, kind in KINDS.items()}
     lines = ["| kind | codec | delay | failure | resume | device | sharded |", "|---|---|---|---|---|---|---|"]
     for kind in KINDS:
-        resumed = IDIOMS["checkpoint"].outcome(kind)
         whys = {name: REFUSED[name].get(kind, "") for name in ("codec", "delay", "failure")}
-        whys |= {"resume": resumed.why, "device": "" if kind in on_devices else "not run"}
+        whys |= {"resume": IDIOMS["checkpoint"].outcome(kind).why, "device": ""}
         whys["sharded"] = REFUSED["sharded"].get(kind, "")
-        cells = [str(reasons.setdefault(why, len(reasons) + 1)) if why else "yes" for why in whys.values()]
+        shown = dict.fromkeys(whys, "yes") | {"codec": "int8" if kind in REFUSED["feedback"] else "int8, int4"}
+        if not whys["delay"]:
+            becomes = names.get(change("delay", kind).strategy, kind)
+            shown["delay"] = "elsewhere" if kind in FREE else "yes" if becomes == kind else f"as {becomes}"
+        cells = [str(reasons.setdefault(why, len(reasons) + 1)) if why else shown[name] for name, why in whys.items()]
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     listed = "\n".join(f"{number}. {why}" for why, number in reasons.items())
     return COLUMNS + "\n".join(lines) + f"\n\n{listed}\n"

@@ -6,6 +6,7 @@ from operator import itemgetter
 import pytest
 
 from helpers.children import ROOT
+from helpers.conformance.kinds import KINDS
 from helpers.conformance.variants import REFUSED
 from helpers.warm import WARM
 from partreduce import design, write_schedule
@@ -66,7 +67,7 @@ def test_no_delay_changes_a_bit_of_sharded_runs(driver):
 
 def test_unsupported_uses_of_sharded_models_raise_one_line_errors(driver):
     words = {
-        **REFUSED["sharded"],
+        **{kind: f"{why} ({KINDS[kind].strategy.protocol})" for kind, why in REFUSED["sharded"].items()},
         "no mesh": "'0.weight' is sharded (DTensor over dp_shard); say along which dimension",
         "all dimensions": "mesh: has 2 dimensions (dp_replicate, dp_shard); pass the one",
         "the other dimension": "too (over dp_shard), which is of another replica by mesh=",
