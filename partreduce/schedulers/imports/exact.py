@@ -29,12 +29,11 @@ Of all 32-bit numbers below 1, 2 % are the rounding of a fraction with a denomin
 class Notes:
     """The corrections of weights that an import made, and the settings that it read.
 
-    `singles` counts weights that were 32-bit roundings of a fraction and were read as the fraction, such as `example`;
-    `balanced` counts edges that `balance_weights` changed, by up to `change`; workers' own weights were off by up to
-    `own`.
+    `rounded` counts weights that were read as the fraction that they round, such as `example`; `balanced` counts edges
+    that `balance_weights` changed, by up to `change`; workers' own weights were off by up to `own`.
     """
 
-    singles: int = 0
+    rounded: int = 0
     example: str = ""
     balanced: int = 0
     change: Fraction = Fraction(0)
@@ -45,10 +44,9 @@ class Notes:
     def lines(self) -> list[str]:
         """Return one sentence for each kind of correction."""
         found = []
-        if self.singles:
-            several = f"{self.singles} weights are 32-bit numbers and were"
-            which = "1 weight is a 32-bit number and was" if self.singles == 1 else several
-            found.append(f"{which} read as the fraction it rounds, {self.example}")
+        if self.rounded:
+            which = "1 weight was" if self.rounded == 1 else f"{self.rounded} weights were"
+            found.append(f"{which} read as the nearest simple fraction, {self.example}")
         if self.own:
             found.append(f"own weights changed by up to {float(self.own):.2g}, so that what a worker hears sums to 1")
         if self.balanced:
@@ -82,7 +80,8 @@ def exact(value: object, place: str) -> Fraction:
 
     A fraction with a denominator up to 10⁴ within 1e-8 is preferred. A 32-bit number (or its shortest decimal) becomes
     the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is 2/3. Any other number
-    becomes a fraction within 1e-12. Raises ScheduleError for what is no finite number ≥ 0.
+    becomes a fraction within 1e-12; `Notes` count changes beyond that. Raises ScheduleError for
+    what is no finite number ≥ 0.
     """
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -92,22 +91,15 @@ def exact(value: object, place: str) -> Fraction:
         raise ScheduleError(f"{place}: weight {value} is not finite")
     if number < 0:
         raise ScheduleError(f"{place}: weight {value} is negative; weights are shares from 0 to 1")
-    simple: Fraction | None = Fraction(number).limit_denominator(10**4)
-    if simple is not None and abs(float(simple) - number) <= 1e-8:
-        if simple != number and float(np.float32(number)) == number:
-            _note_single(simple, value, place)
-        return simple
-    simple = _rounded_to_single(number)
+    near = Fraction(number).limit_denominator(10**4)
+    simple = near if abs(float(near) - number) <= 1e-8 else _rounded_to_single(number)
     if simple is None:
         return Fraction(number).limit_denominator(10**12)
-    _note_single(simple, value, place)
+    if abs(float(simple) - number) > 1e-12:
+        gathered = current_notes()
+        gathered.rounded += 1
+        gathered.example = gathered.example or f"such as {simple} for {value} ({place})"
     return simple
-
-
-def _note_single(fraction: Fraction, value: object, place: str) -> None:
-    gathered = current_notes()
-    gathered.singles += 1
-    gathered.example = gathered.example or f"such as {fraction} for {value} ({place})"
 
 
 def _rounded_to_single(number: float) -> Fraction | None:

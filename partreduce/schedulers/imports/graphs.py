@@ -166,6 +166,11 @@ def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> Impor
         places.append(place)
     if not edges:
         raise DocumentError("document", "has no edges", source)
+    lowest = min(min(edge) for edge in edges)
+    if lowest:
+        raise DocumentError(
+            "document", f"has no edge of rank 0, the lowest is {lowest}; ranks count from 0: subtract {lowest}", source
+        )
     nodes = range(max(max(edge) for edge in edges) + 1)
     return from_table(nodes, edges, weights, places, directed=directed)
 

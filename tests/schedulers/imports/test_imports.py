@@ -115,6 +115,7 @@ BAD = [
     ("mixed.txt", "0 1\n1 2 0.5\n", "line 2: give all edges a weight"),
     ("rank.txt", "0 b\n", "line 1: 'b' is not a rank"),
     ("four.txt", "0 1 2 3\n", "format is not recognized"),
+    ("from1.txt", "1 2\n2 1\n", "no edge of rank 0, the lowest is 1; ranks count from 0: subtract 1"),
     ("empty.txt", "", "empty.txt: is empty; the file may be cut off"),
     ("a.npy", "hello", "is not a NumPy array file"),
     ("a.graphml", "<graphml", "is not GraphML"),
@@ -292,12 +293,15 @@ def test_recognized_fractions_and_repairs_are_noted(tmp_path):
     notes, path = [], tmp_path / "w.npy"
     np.save(path, base_2_of_6())
     import_schedule(path, notes=notes)
-    assert any(note.startswith("8 weights are 32-bit numbers and were read as the fraction") for note in notes)
+    assert any(note.startswith("8 weights were read as the nearest simple fraction, such as") for note in notes)
     assert any("such as 1/3 for 0.3333333432674408 (entry [0, 0])" in note for note in notes)
     notes.clear()
     np.save(path, base_2_of_6(np.float64))
     import_schedule(path, notes=notes)
     assert notes == []
+    (tmp_path / "w.txt").write_text("0 1 0.333333333\n1 0 0.333333333\n")
+    import_schedule(tmp_path / "w.txt", notes=notes)
+    assert notes.pop() == "2 weights were read as the nearest simple fraction, such as 1/3 for 0.333333333 (line 1)"
     ring = np.roll(np.eye(5), 1, axis=1) / 2 + np.eye(5) / 2
     ring[0] = [0.5 + 4e-8, 0.5 - 4e-8, 0, 0, 0]
     np.save(path, ring)
