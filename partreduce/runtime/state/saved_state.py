@@ -194,7 +194,21 @@ def json_of(facts: Mapping[str, Any]) -> str:
     try:
         return json.dumps(facts)
     except (TypeError, ValueError) as error:
-        raise InputError(f"save_checkpoint: extra and optimizer settings must be JSON ({error})") from None
+        where = _place_of_fault(facts, "")
+        raise InputError(f"save_checkpoint: extra and optimizer settings must be JSON ({where}: {error})") from None
+
+
+def _place_of_fault(value: object, place: str) -> str:
+    """Return the keys that lead to the first part of `value` that is no JSON, such as `extra.scheduler.base`."""
+    items: Iterable[tuple[object, object]] = enumerate(value) if isinstance(value, (list, tuple)) else ()
+    if isinstance(value, Mapping):
+        items = value.get(PAIRS) or value.items()  # as `encode_keys` writes it
+    for key, one in items:
+        try:
+            json.dumps({key: one})
+        except (TypeError, ValueError):
+            return _place_of_fault(one, f"{place}.{key}")
+    return place.removeprefix(".")
 
 
 def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:

@@ -166,5 +166,7 @@ def test_extra_keeps_keys_of_dicts_and_the_milestones_of_a_scheduler():
     found = decode_keys(json.loads(json_of({"extra": encode_keys(extra)}))["extra"])
     assert found == extra
     assert type(found["scheduler"]["_schedulers"][0]["milestones"]) is Counter
-    with pytest.raises(InputError, match="must be JSON"):
+    with pytest.raises(InputError, match=r"must be JSON \(extra\.\(1, 2\): keys must be str"):
         json_of({"extra": encode_keys({(1, 2): 3})})
+    with pytest.raises(InputError, match=r"must be JSON \(extra\.scheduler\.1: Object of type Tensor"):
+        json_of({"round": 3, "extra": encode_keys({"seed": 5, "scheduler": [1.0, torch.ones(2)]})})
