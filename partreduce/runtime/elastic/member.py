@@ -476,7 +476,7 @@ class Member(FixedMembership):
         _, members = self.views[-1]
         why = self.heartbeat.failure_reason(members) or problem
         why = why or self.heartbeat.not_in_gathering(members, self.state.place[0] // self.turns)
-        text = f"generation {self.state.view.generation}: {why or 'the launcher ended the run'}"
+        text = f"the run ends: {why or 'the launcher ended it'}"
         if broken is None:
             return PeerFailedError(text)
         return self.regroup.first.failure(broken.operation, PeerGoneError(text))

@@ -179,7 +179,7 @@ def end_of_run(member):
     member.handle(Received(3, View(generation, ())))
     with pytest.raises(PeerFailedError) as caught:
         member._continue(None)
-    return str(caught.value).removeprefix(f"generation {generation}: ")
+    return str(caught.value).removeprefix("the run ends: ")
 
 
 def test_run_that_ends_in_a_gathering_names_the_workers_outside(member):
@@ -202,13 +202,13 @@ def test_run_that_ends_because_survivors_cannot_connect_names_the_cause(member, 
     member.vote()
     with pytest.raises(PeerFailedError) as caught:
         member._continue(None)
-    assert str(caught.value) == "generation 2: group {0,1}: not all members connected within 60 s"
+    assert str(caught.value) == "the run ends: group {0,1}: not all members connected within 60 s"
 
 
 def test_run_that_ends_does_not_name_a_failure_that_it_survived(member):
     Notes(member.world.store, DEATHS).write("2", "was killed by signal 9 (SIGKILL)")
     enter_next_generation(member)
-    assert end_of_run(member) == "the launcher ended the run"
+    assert end_of_run(member) == "the launcher ended it"
 
 
 def test_timeout_of_a_gathering_begins_again_after_a_vote(member, monkeypatch):

@@ -84,6 +84,7 @@ def test_order_of_active_and_edges_is_ignored_but_not_of_hosts():
     *(({"kind": "allreduce", "sync": {"partial": partial}}, f"strategy.sync.partial{place}", problem)
         for partial, place, problem in (
             ({}, "", 'the key "quorum" is missing'),
+            ({"quorum": 0}, ".quorum", 'is 0; it must be "solo" or "majority", or a number of workers'),
             ({"quorum": True}, ".quorum", 'is true; it must be "solo" or "majority", or a number of workers'),
             ({"quorum": 2.0}, ".quorum", 'is 2.0; it must be "solo" or "majority", or a number of workers'),
             ({"quorum": "solo", "grace": 0.5}, ".grace", "is 0.5"),
