@@ -219,7 +219,7 @@ def configurations(
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The state of a worker that ended because it suspected another one, or heard that some worker did."""
+    """The state of a worker that ended because it suspected another one, or learned that some worker did."""
 
 
 @dataclass(frozen=True)

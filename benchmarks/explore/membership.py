@@ -66,7 +66,7 @@ def _one_view(view: Whole) -> str | None:
 def _of_one_generation(view: Whole) -> str | None:
     """All members of a committed group had its sum in the same generation: each has committed, or is prepared.
 
-    A member that has given the sum up since was not in the next view, or was lost and has not heard of it yet.
+    A member that has given the sum up since was not in the next view, or was lost and does not know of it yet.
     """
     states = dict(_workers(view))
     for worker, state in states.items():
@@ -186,8 +186,8 @@ def _only_the_dead(view: Whole) -> str | None:
     authority = view.processes[-1]
     stateful = frozenset(worker for worker, state in _workers(view) if not state.blank)
     living = frozenset() if authority is None else authority.lost.intersection(stateful)
-    heard = sorted(living - view.cut_off) if living else []
-    return f"workers {heard} live and are given up" if heard else None
+    reachable = sorted(living - view.cut_off) if living else []
+    return f"workers {reachable} live and are given up" if reachable else None
 
 
 def _ends_needlessly(machine: Membership, view: Whole) -> str | None:

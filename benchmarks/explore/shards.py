@@ -71,7 +71,7 @@ def _added_once(pair: Pair) -> str | None:
     coming = [
         one
         for one in _requests(pair)
-        if isinstance(one, Progress) and one.generation == mine.generation and one.number > other.heard[worker]
+        if isinstance(one, Progress) and one.generation == mine.generation and one.number > other.last_requests[worker]
     ]
     if other.rounds[worker] + len(coming) == mine.round:
         return None
@@ -100,9 +100,9 @@ def _finds_its_own(pair: Pair) -> str | None:
     worker, mine, shard, other, _, _ = pair
     if mine.generation != other.generation or not mine.under_way or shard in mine.missing:
         return None
-    if other.heard[worker] == mine.number:
+    if other.last_requests[worker] == mine.number:
         return None
-    return f"worker {worker} has an answer to request {mine.number}, which shard {shard} has not heard"
+    return f"worker {worker} has an answer to request {mine.number}, which shard {shard} has not received"
 
 
 def _needless(machine: Shards, state: WorkerState | ShardState) -> str | None:

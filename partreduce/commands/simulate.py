@@ -353,7 +353,8 @@ def _print_quorum(found: dict[str, Any]) -> None:
     console().print(
         f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "
         f"{found['mean_active']:.3g} workers active in a round; gradients are {found['mean_age']:.2g} rounds late, at "
-        f"most {found['largest_age']:g}{proved}; the least heard worker has {found['least_share']:.2g} of an even share"
+        f"most {found['largest_age']:g}{proved}; every worker contributes at least {found['least_share']:.2g} of "
+        "an even share"
     )
 
 

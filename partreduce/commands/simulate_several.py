@@ -110,7 +110,7 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
         "Step: whole, with waiting. Steps to a loss: predicted on shuffled data, as by `partreduce design --optimizer "
         "any`, over All-Reduce's; time: step × steps; `-` where only `partreduce design` can tell. Per step: "
         "communication with its codec, bytes out of the busiest node. Age: steps of another worker by which what is "
-        "averaged may be behind; it grows with the run where one is never heard. Memory: of the busiest worker, "
+        "averaged may be behind; it grows with the run where one never contributes. Memory: of the busiest worker, "
         "without its parameters. Per period: contraction. In steady state: consensus distance under gradient noise, "
         "drift when workers (or nodes) see different data. Kinds without fixed rounds are simulated, and have no "
         "metrics of mixing.",

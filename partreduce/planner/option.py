@@ -72,8 +72,8 @@ class Facts:
 
     Kinds are the keys of `SHOWN`: Hop's iteration gap, quorums, groups on request, pairs, servers, and outer steps.
     `words` describe the setting; `memory_bytes` is the busiest worker's memory in addition to its parameters;
-    `least_share` is the smallest weight of a worker's gradients, where an even share is 1; `unheard` lists the workers
-    with a weight near 0. `more` is the possible extra cost of delay, as a fraction of All-Reduce's steps.
+    `least_share` is the smallest weight of a worker's gradients, where an even share is 1; `without_share` lists the
+    workers with a weight near 0. `more` is the possible extra cost of delay, as a fraction of All-Reduce's steps.
 
     Quorum: `active` is the mean number of workers in a round, `gradients` that of their gradients in it;
     `gradients_per_second` is the total. `age` is the mean delay in rounds, `delay` the same in steps of All-Reduce, and
@@ -90,7 +90,7 @@ class Facts:
     least_share: float
     gradients: float
     more: float = 0.0
-    unheard: tuple[int, ...] = ()
+    without_share: tuple[int, ...] = ()
     active: float = 0.0
     gradients_per_second: float = 0.0
     age: float = 0.0

@@ -57,8 +57,8 @@ WARM_UP, PARTS = 4, 4
 """The first 1/WARM_UP of a run is not measured; the rest is cut into PARTS to estimate the error of its seconds."""
 PER_EVENT = 1.7e-5
 """Nominal seconds of simulation for each event of a worker and each message."""
-UNHEARD = 0.05
-"""Workers whose gradients have less than this fraction of an even weight count as unheard."""
+NO_SHARE = 0.05
+"""Workers whose gradients have less than this fraction of an even weight contribute nothing."""
 STEADY_SHARE = 0.3
 """Fraction of the time for longer simulations, if a kind that needs them is considered."""
 WITHIN = 0.1
@@ -177,7 +177,7 @@ def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Run:
         shares = whole.shares * count
         facts = replace(
             facts, progress=whole.progress, gradients=whole.gradients / count, computed=whole.computed,
-            least_share=float(shares.min()), unheard=tuple(np.flatnonzero(shares < UNHEARD).tolist()),
+            least_share=float(shares.min()), without_share=tuple(np.flatnonzero(shares < NO_SHARE).tolist()),
         )  # fmt: skip
     comes_late = candidate.kind not in SUMMING and (strategy.is_delayed or isinstance(strategy, Pairwise))
     late = late_distance_like(float(metrics.consensus_distance), 1, 1 - 1 / count) if comes_late else 0.0

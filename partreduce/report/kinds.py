@@ -105,12 +105,12 @@ def _gap_reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) 
     if slowdown.is_even:
         return [f"{NOTHING}; without --sync iteration_gap other kinds are weighed, too", memory]
     lines = [f"{_answers(chosen, slowdown)}{_without(chosen, options)}"]
-    if unheard := facts.unheard:
-        s, are, them = ("s", "are", "them") if len(unheard) > 1 else ("", "is", "it")
+    if without_share := facts.without_share:
+        s, contribute, them = ("s", "contribute", "them") if len(without_share) > 1 else ("", "contributes", "it")
         lines.insert(
             0,
-            f"worker{s} {', '.join(map(str, unheard))} {are} never heard: this is training with "
-            f"{count - len(unheard)} workers, which a cluster without {them} could do as well",
+            f"worker{s} {', '.join(map(str, without_share))} {contribute} nothing: this is training with "
+            f"{count - len(without_share)} workers, which a cluster without {them} could do as well",
         )
     if facts.progress < 1 - MATERIAL:
         lines.append(
@@ -157,8 +157,8 @@ def _gap_cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
         )
     if facts.least_share < HARDLY and Slowdown.of(job).slow:
         lines.append(
-            f"the gradients of its least heard worker count {max(0.0, facts.least_share):.2f} of an even "
-            f"share{_unseen(job)}"
+            f"the gradients of the worker that contributes least count {max(0.0, facts.least_share):.2f} of an "
+            f"even share{_unseen(job)}"
         )
     return lines
 
@@ -267,7 +267,10 @@ def _quorum_cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
     share = _facts(chosen).least_share
     if share >= HARDLY:
         return [QUORUM_CAUTION]
-    return [QUORUM_CAUTION, f"the least heard worker brings {share:.2f} of an even share of gradients{_unseen(job)}"]
+    return [
+        QUORUM_CAUTION,
+        f"the worker that contributes least brings {share:.2f} of an even share of gradients{_unseen(job)}",
+    ]
 
 
 def _on_request_reasons(chosen: CandidateSchedule, _options: Options, job: PlanRequest) -> list[str]:

@@ -66,11 +66,11 @@ class PeerReducer(Reducer):
                 self._load(reduction, index, bucket, reduction.content.kept_of(index))
                 side = reduction.sides.get(index)
                 arrays = [reduction.arrays[index], *([] if side is None else [side])]
-                heard = [self._arrays(index, place, arrays) for place in range(len(near.sources))]
+                received = [self._arrays(index, place, arrays) for place in range(len(near.sources))]
                 # On CUDA an exchange may be aborted half-way, so tags follow in a separate exchange.
                 for piece in [slice(0, 1), slice(1, 2)] if self.streams.runs_ahead else [slice(None)]:
                     sends = [(to, array) for to in near.targets for array in arrays[piece]]
-                    pairs = zip(near.sources, heard, strict=True)
+                    pairs = zip(near.sources, received, strict=True)
                     receives = [(source, array) for (source, _), copies in pairs for array in copies[piece]]
                     reduction.works += everyone.exchange(sends, receives)
         if not self.streams.runs_ahead:

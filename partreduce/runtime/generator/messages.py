@@ -29,7 +29,7 @@ MAX_NUMBER = 2**53
 KINDS = (protocol.Grant, protocol.Alone, protocol.Later, protocol.Bye, protocol.Void, protocol.Evicted)
 REPLIES: dict[str, type[protocol.Reply]] = {kind.__name__.lower(): kind for kind in KINDS}
 ASK, ALIVE, GOODBYE = "ask", "alive", "goodbye"
-REFUSED, HEARD = "refused ", "heard"
+REFUSED, LEASE = "refused ", "lease"
 PER_WORKER = ("requests", "counts", "alone", "status", "waiting", "costs")
 
 
@@ -136,7 +136,7 @@ def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int
     if isinstance(reply, Rejection):
         return REFUSED + reply.why[:200], []
     if isinstance(reply, Lease):
-        return HEARD, [reply.lease, *reply.failed]
+        return LEASE, [reply.lease, *reply.failed]
     numbers = [number for value in astuple(reply) for number in (value if isinstance(value, tuple) else (value,))]
     return type(reply).__name__.lower(), numbers
 
@@ -145,7 +145,7 @@ def unpack_reply(kind: str, numbers: Sequence[int]) -> protocol.Reply | Rejectio
     """Decode an answer of the service, named by its `kind` (`REPLIES`). Raises InputError if it is not valid."""
     if kind.startswith(REFUSED) and not numbers:
         return Rejection(kind.removeprefix(REFUSED)[:200])
-    if kind == HEARD and numbers:
+    if kind == LEASE and numbers:
         return Lease(tuple(numbers[1:]), numbers[0])
     if kind not in REPLIES or not all(-1 <= number < MAX_NUMBER for number in numbers):
         raise InputError("reply: is none that the generator sends")

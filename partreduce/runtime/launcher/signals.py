@@ -16,7 +16,7 @@ AGAIN_SECONDS = 1.0
 """Signals within this time count as one request: GNU `timeout` signals a process and then its whole process group."""
 
 
-_unheard: list[int] = []  # signals whose exception was raised and is not known to be caught
+_undelivered: list[int] = []  # signals whose exception was raised and is not known to be caught
 _asked = float("-inf")  # time of the last request to end, on the monotonic clock
 
 
@@ -64,7 +64,7 @@ def raise_on_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ours = [number for number in ENDING if signal.getsignal(number) is _default(number)]
     if ours:  # not if nested, since the outer context may have a pending signal
-        _unheard.clear()
+        _undelivered.clear()
         _asked = float("-inf")
     for number in ours:
         signal.signal(number, _raise)
@@ -90,7 +90,7 @@ def _raise(number: int, _: FrameType | None) -> None:
     now = time.monotonic()
     if now - _asked >= AGAIN_SECONDS:
         _asked = now
-        _unheard.append(number)
+        _undelivered.append(number)
         raise _exception(number)
 
 
@@ -100,8 +100,8 @@ def _exception(number: int) -> BaseException:
 
 def reraise_pending() -> None:
     """Raise the exception of a signal again if a finalizer or callback, in which it was raised, has swallowed it."""
-    if _unheard:
-        raise _exception(_unheard[0])
+    if _undelivered:
+        raise _exception(_undelivered[0])
 
 
 def end_requested() -> bool:
@@ -111,7 +111,7 @@ def end_requested() -> bool:
 
 def mark_delivered() -> None:
     """Record that the program has caught the exception of a signal, so that it is not raised again."""
-    _unheard.clear()
+    _undelivered.clear()
 
 
 @contextlib.contextmanager

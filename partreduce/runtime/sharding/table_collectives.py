@@ -260,11 +260,11 @@ class Wire:
         start = partial(group.all_to_all, theirs.view(-1), mine.view(-1), sizes, sizes)
         self._run(f"tables: {call.kind.name.lower()}", group, call.step, start, num_bytes=mine.nbytes)
         self._count(group, [8 * size for size in sizes])
-        heard = theirs[:, :calls].reshape(-1, LENGTH)
-        if len(heard) == group.size:
-            met = CollectiveCalls(group.members, heard, theirs[:, calls:written])
+        received = theirs[:, :calls].reshape(-1, LENGTH)
+        if len(received) == group.size:
+            met = CollectiveCalls(group.members, received, theirs[:, calls:written])
         else:
-            met = CollectiveCalls(self.everyone.members, heard[self._spoken_for], theirs[:, calls:written])
+            met = CollectiveCalls(self.everyone.members, received[self._spoken_for], theirs[:, calls:written])
         did = met.agreed
         if did is not None and did.kind is Kind.LOOKUP:
             most = met.longest

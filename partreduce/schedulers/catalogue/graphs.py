@@ -42,7 +42,7 @@ GRAPHS = (
     ),
     _graph(
         name="ring-based",
-        summary="A ring whose workers also hear from the most distant worker.",
+        summary="A ring whose workers also receive from the most distant worker.",
         source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019",
         make=partial(fixed.neighbor_averaging, ring_based),
         unsupported_reason=partial(preconditions.multiple_of, 2, least=4, called="an even number ≥ 4"),

@@ -48,11 +48,13 @@ class Notes:
             which = "1 weight was" if self.rounded == 1 else f"{self.rounded} weights were"
             found.append(f"{which} read as the nearest simple fraction, {self.example}")
         if self.own:
-            found.append(f"own weights changed by up to {float(self.own):.2g}, so that what a worker hears sums to 1")
+            found.append(
+                f"own weights changed by up to {float(self.own):.2g}, so that what a worker receives sums to 1"
+            )
         if self.balanced:
             edges = "1 edge" if self.balanced == 1 else f"{self.balanced} edges"
             change = f"the weights of {edges} changed by up to {float(self.change):.2g}"
-            found.append(f"{change}, so that every worker sends as much as it hears")
+            found.append(f"{change}, so that every worker sends as much as it receives")
         return found
 
 
@@ -116,18 +118,18 @@ def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Frac
 
     `weight_of` maps (source, target) to a weight.
     """
-    heard = [Fraction(0)] * num_workers
+    incoming = [Fraction(0)] * num_workers
     for (source, target), weight in weight_of.items():
         if source != target:
-            heard[target] += weight
-    for worker, total in enumerate(heard):
+            incoming[target] += weight
+    for worker, total in enumerate(incoming):
         own, gathered = weight_of.get((worker, worker)), current_notes()
         if own is None:
             continue
         gathered.own = max(gathered.own, abs(own + total - 1))
         if abs(own + total - 1) > Fraction(1, 10**6):
             raise ScheduleError(
-                f"worker {worker}: hears weights that sum to {float(own + total):g}, its own included; they sum to 1"
+                f"worker {worker}: receives weights that sum to {float(own + total):g}, its own included; they sum to 1"
             )
 
 

@@ -219,10 +219,10 @@ class Partial:
                 return self._started(process, _activating(state, round_ + 1))
             case Received(source, Arrived(round_)):
                 known = max(state.arrived[source], round_ + 1)
-                heard = replace(state, arrived=replace_at(state.arrived, source, known))
+                received = replace(state, arrived=replace_at(state.arrived, source, known))
                 # A message about a round implies that the rounds before it have started, so it replaces earlier ones
                 # of the same kind from the same worker: those may be lost.
-                return self._started(process, _activating(heard, round_))
+                return self._started(process, _activating(received, round_))
             case Received(source, Ended(last)):
                 return self._started(process, replace(state, lasts=replace_at(state.lasts, source, last)))
             case Received(source, Share() as share):

@@ -106,14 +106,14 @@ class WorkerState:
 class ShardState:
     """The state of a shard, one server's part of the model.
 
-    For each worker it has the round of its last progress (`rounds`), the number of its last request (`heard`), and the
-    number of the request that is not answered yet (`waiting`, 0: none). `early` holds the requests of a generation that
-    has not begun here.
+    For each worker it has the round of its last progress (`rounds`), the number of its last request (`last_requests`),
+    and the number of the request that is not answered yet (`waiting`, 0: none). `early` holds the requests of a
+    generation that has not begun here.
     """
 
     generation: int = -1
     rounds: tuple[int, ...] = ()
-    heard: tuple[int, ...] = ()
+    last_requests: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
     early: tuple[tuple[int, Progress | Ask], ...] = ()
 
@@ -245,9 +245,9 @@ class Shards:
         if request.generation < state.generation:
             # Its worker has drained, or waits for this answer to drain: it drops the answer, like the progress here.
             return state, (Note(("dropped", source, request.number)), Send(source, Answer(request.number)))
-        if request.number <= state.heard[source]:
+        if request.number <= state.last_requests[source]:
             return state, (Note(("dropped", source, request.number)),)
-        after = replace(state, heard=replace_at(state.heard, source, request.number))
+        after = replace(state, last_requests=replace_at(state.last_requests, source, request.number))
         if isinstance(request, Ask):
             return after, (Send(source, Answer(request.number)),)
         rounds = replace_at(state.rounds, source, state.rounds[source] + 1)

@@ -94,7 +94,7 @@ def run_groups(case: Case) -> Timeline:
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, DynamicGroups), "the registry chose this function"
     count, size, seconds = cluster.num_workers, case.size(), case.seconds()
-    heard, done_rounds = IndirectAge(case.worker_steps()), np.zeros(count, dtype=np.int64)
+    indirect, done_rounds = IndirectAge(case.worker_steps()), np.zeros(count, dtype=np.int64)
     left: dict[int, int] = {}
 
     @cache
@@ -109,7 +109,7 @@ def run_groups(case: Case) -> Timeline:
         left[seq] = left.get(seq, len(members)) - 1
         if not left[seq]:  # the last member leaves; all leave at the same instant
             del left[seq]
-            for listener in (heard, *case.listeners):
+            for listener in (indirect, *case.listeners):
                 listener.meet(members, done_rounds)
 
     network = Network(cluster, case.hardware)
@@ -118,7 +118,7 @@ def run_groups(case: Case) -> Timeline:
     costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
     setting = GeneratorSetting.of(strategy, cluster)
     group_machine(setting, timing, rounds=case.num_rounds, costs=costs, seed=case.seed).run()
-    return timing.timeline(case, network.nic_bytes, heard.ages)
+    return timing.timeline(case, network.nic_bytes, indirect.ages)
 
 
 class PairTiming(Recorder):
@@ -184,13 +184,13 @@ def run_pairs(case: Case) -> Timeline:
     count, seconds = cluster.num_workers, case.seconds()
     ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), if a worker never waits
     passive = np.setdiff1d(np.arange(count), strategy.active)
-    heard = IndirectAge(case.worker_steps())
+    indirect = IndirectAge(case.worker_steps())
 
     def end_exchange(asker: int, partner: int, now: float) -> None:
         done = np.array(timing.done)
         for worker in passive:
             done[worker] = np.searchsorted(ends[:, worker], now, side="right")
-        for listener in (heard, *case.listeners):
+        for listener in (indirect, *case.listeners):
             listener.meet((asker, partner), done)
 
     network = Network(cluster, case.hardware)
@@ -204,4 +204,4 @@ def run_pairs(case: Case) -> Timeline:
     if strategy.is_delayed:
         timing.start[0] = timing.end[0] = timing.begun[0]
     timing.finish = np.maximum(timing.computed, timing.end)
-    return timing.timeline(case, network.nic_bytes, heard.ages, is_delayed=strategy.is_delayed)
+    return timing.timeline(case, network.nic_bytes, indirect.ages, is_delayed=strategy.is_delayed)

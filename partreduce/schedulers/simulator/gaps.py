@@ -164,8 +164,10 @@ def run_gaps(case: Case) -> Timeline:
     assert isinstance(setting, IterationGap), "the registry chose this function"
     worker_steps, size, seconds = case.worker_steps(), case.size(), case.seconds()
     hop, links = hop_of(graph, setting), InTurn(cluster, case.hardware)
-    heard = ForwardedAge(worker_steps, hop.graph.targets, setting.staleness) if len(seconds.T) <= MAX_WORKERS else None
-    listeners = case.listeners if heard is None else (heard, *case.listeners)
+    forwarded = (
+        ForwardedAge(worker_steps, hop.graph.targets, setting.staleness) if len(seconds.T) <= MAX_WORKERS else None
+    )
+    listeners = case.listeners if forwarded is None else (forwarded, *case.listeners)
     timing = GapTiming(hop, seconds, links, num_bytes=size, listeners=listeners)
     machine = VirtualMachine(hop, timing, seed=case.seed)
     machine.run()
@@ -178,5 +180,5 @@ def run_gaps(case: Case) -> Timeline:
     late = (finish > computed) if is_parallel else np.ones(finish.shape, dtype=bool)
     timing.start = np.where(late, finish - busy, begun)
     timing.end = timing.start + busy
-    ages = None if heard is None else heard.ages
+    ages = None if forwarded is None else forwarded.ages
     return timing.timeline(case, links.nic_bytes, ages, is_delayed=is_parallel, gaps=timing.record(graph))

@@ -66,8 +66,8 @@ def uniform(graph: Graph) -> Round:
     Source: Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017.
     """
     degrees = graph.in_degrees()
-    heard = degrees[graph.targets]  # (edges,)
-    return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, _one_over_degrees(degrees), heard)
+    received = degrees[graph.targets]  # (edges,)
+    return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, _one_over_degrees(degrees), received)
 
 
 def _one_over_degrees(degrees: npt.NDArray[np.int64]) -> list[Fraction]:

@@ -75,14 +75,14 @@ def _of_workers(schedule: Schedule, start: int, work: Work) -> int | None:
         for target, source, weight in edges:
             if weight:
                 sources.setdefault(target, [target]).append(source)
-        meetings.append([([target], heard) for target, heard in sources.items()])
+        meetings.append([([target], senders) for target, senders in sources.items()])
     number = quiet = 0
     while any(bits.bit_count() < n for bits in arrived):
         before, arrived = arrived, list(arrived)
-        for targets, heard in meetings[(start + number) % period]:
-            work.spend((len(heard) + len(targets)) * (40 + n // 64))
+        for targets, senders in meetings[(start + number) % period]:
+            work.spend((len(senders) + len(targets)) * (40 + n // 64))
             together = 0
-            for source in heard:
+            for source in senders:
                 together |= before[source]
             for target in targets:
                 arrived[target] = together

@@ -126,7 +126,8 @@ def test_design_warns_about_a_worker_whose_updates_are_never_used(capsys):
     name = "exponential gap: skip 3, backup for neighbors of slow workers, serial"
     text = " ".join(ran(capsys, [*SLOW, "--effort", "2.5", "--select", name]).out.split())  # enough for 240 rounds
     assert (
-        "worker 5 is never heard: this is training with 7 workers, which a cluster without it could do as well" in text
+        "worker 5 contributes nothing: this is training with 7 workers, which a cluster without it could do as well"
+        in text
     )
     assert "two answers are yours to weigh: leave worker 5 out, or give a smaller batch" in text
 

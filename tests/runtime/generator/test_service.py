@@ -431,7 +431,7 @@ def test_messages_and_states_roundtrip():
         Bye(1, 2), Void(1, 2), Evicted(1),
     ):  # fmt: skip
         assert unpack_reply(*pack_reply(reply)) == reply
-    for kind, numbers in (("grant", [1, 2]), ("bye", [1, 2, 3]), ("evicted", []), ("else", [1]), ("heard", [])):
+    for kind, numbers in (("grant", [1, 2]), ("bye", [1, 2, 3]), ("evicted", []), ("else", [1]), ("lease", [])):
         with pytest.raises(InputError):
             unpack_reply(kind, numbers)
     machine = GroupGenerator(setting_of(2))

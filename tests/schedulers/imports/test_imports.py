@@ -245,7 +245,7 @@ def test_random_doubly_stochastic_stacks_are_imported(tmp_path, seed):
     ]
     assert max(np.abs(a.astype(float) - b).max() for a, b in zip(rounds, stack, strict=True)) < 3e-7
     assert all((matrix.sum(axis=0) == 1).all() for matrix in rounds)
-    assert any("sends as much as it hears" in note for note in notes)
+    assert any("sends as much as it receives" in note for note in notes)
 
 
 def test_balanced_weights_are_unchanged():

@@ -61,7 +61,7 @@ def count_any_generation(_, __, state, own, members, message):
         same = getattr(other, "place", 0) == getattr(message, "place", 0)
         return isinstance(other, type(message)) and same
 
-    return all(member == own or any(u == member and is_it(other) for u, other in state.heard) for member in members)
+    return all(member == own or any(u == member and is_it(other) for u, other in state.received) for member in members)
 
 
 def donor_furthest_behind(view, state):
@@ -119,9 +119,9 @@ bug("_has_message_of_all", "What a member added in an old generation counts in t
     instead=count_any_generation)
 bug("_keep_message", "What a member added in an old generation counts in the new one.",
     instead=lambda _, __, s, source, message:
-        replace(s, heard=s.heard | {(source, message)}) if s.phase in ("run", "vote", "rebuild") else s)
+        replace(s, received=s.received | {(source, message)}) if s.phase in ("run", "vote", "rebuild") else s)
 bug("_decided", "What a member added in an old generation counts in the new one.",
-    left=lambda now, was, _: replace(now, heard=was.heard))
+    left=lambda now, was, _: replace(now, received=was.received))
 bug("_remaining", "A worker that has left with everything committed is waited for in a vote.", THREE,
     instead=lambda _, __, s: tuple(worker for worker in s.view.members if worker not in s.lost))
 bug("_view", "A worker that has left does not count among those that have committed.", THREE,
@@ -158,9 +158,9 @@ bug("_asked",
     "A worker that has committed everything votes, and is taken along, although nothing is left for it to do.", TAKEN,
     instead=lambda m, original, s, generation: m._voted(s)
         if s.phase is Phase.LEAVING and generation == s.view.generation + 1 else original(s, generation))
-bug("_step_member", "A worker that hears nothing of the authority any more waits for it.", CUT,
+bug("_step_member", "A worker that is cut off from the authority waits for it.", CUT,
     instead=lambda m, original, w, s, event: (s, ()) if is_cut_off(m, event) else original(w, s, event))
-bug("_step_member", "A worker that hears nothing of the authority any more takes itself for the only one left.", CUT,
+bug("_step_member", "A worker that is cut off from the authority takes itself for the only one left.", CUT,
     instead=lambda m, original, w, s, event: continue_alone(w, s)
         if is_cut_off(m, event) and s.phase in (Phase.RUN, Phase.VOTE) else original(w, s, event))
 bug("_missed", "A loss that is known only while a vote is under way counts for nothing.", CUT_TWO,

@@ -219,9 +219,9 @@ def test_messages_of_old_generations_are_dropped():
     view = View(2, ALL, (4, 0))
     old, now, later = Here(1), Here(2), Here(3)
     kept, _ = after(Member(view, Phase.REBUILD), *(Received(1, one) for one in (old, now, later)))
-    assert kept.heard == {(1, now), (1, later)}
+    assert kept.received == {(1, now), (1, later)}
     for phase in (Phase.FENCED, Phase.ENDED, Phase.LEFT, Phase.LEAVING):
-        assert after(Member(view, phase), Received(1, now))[0].heard == frozenset()
+        assert after(Member(view, phase), Received(1, now))[0].received == frozenset()
 
 
 # Three members that average by messages, as in the explorer: in pairs, then all.
@@ -240,7 +240,7 @@ def test_operation_needs_shares_and_confirms_of_all_members():
     assert MEETING.ready(0, one) == (), "the share of worker 2 is missing"
     one, _ = meeting(one, Received(2, Share(0, at)))
     assert MEETING.ready(0, one) == (Summed(),)
-    late = replace(one, heard=one.heard - {(2, Confirm(0, at))})
+    late = replace(one, received=one.received - {(2, Confirm(0, at))})
     one, actions = meeting(one, Summed())
     assert (one.prepared, actions) == (True, (Send(1, Confirm(0, at)), Send(2, Confirm(0, at))))
     assert MEETING.ready(0, one) == (Confirmed(),)

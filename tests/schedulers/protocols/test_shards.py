@@ -51,8 +51,8 @@ def answer_only_the_sender(_, original, state, source, request):
 
 def answer_before_adding(_, original, state, source, request):
     after, actions = original(state, source, request)
-    if after.heard and isinstance(request, Progress) and Note(("added", source, request.number)) in actions:
-        after = replace(after, heard=state.heard)
+    if after.last_requests and isinstance(request, Progress) and Note(("added", source, request.number)) in actions:
+        after = replace(after, last_requests=state.last_requests)
     return after, actions
 
 
@@ -81,8 +81,8 @@ bug("_answered", "A shard keeps back the answer to a worker that is just as far 
 bug("_requested", "Only the worker whose push has come may be answered, not those that waited for it.",
     BOUND_0, "no worker waits that may continue", instead=answer_only_the_sender)
 bug("_requested", "A push that comes twice is added twice.", WILD, "progress is added once",
-    seen=lambda s, _, request:
-        replace(s, heard=(0,) * len(s.heard)) if s.heard and request.generation == s.generation else s)
+    seen=lambda s, _, request: s if not s.last_requests or request.generation != s.generation else
+        replace(s, last_requests=(0,) * len(s.last_requests)))
 bug("_requested", "A push that comes before the shard's own worker has opened it is lost.",
     FREE, "progress is added once", "a request is answered once",
     instead=lambda _, original, s, source, request:

@@ -49,7 +49,7 @@ class Member:
     `place` is its position in the run, (round, operations outside rounds so far); `prepared` is whether it has the sum
     of its present operation. `group` has the members of its present operation (empty: none). `stands` is whether it has
     reached an operation of its rounds that it has not committed; `meets` is whether its operation is outside the
-    rounds. `blank` means that it has no model yet. `heard` holds the messages (sender, message) about the present or
+    rounds. `blank` means that it has no model yet. `received` holds the messages (sender, message) about the present or
     later operations, `held` its commits (place, generation, group) in order. `knocks` is how often it may still ask to
     join; `has_knocked` is True while it waits for the answer.
     """
@@ -64,7 +64,7 @@ class Member:
     blank: bool = False
     has_knocked: bool = False
     knocks: int = 0
-    heard: frozenset[tuple[int, Hashable]] = frozenset()
+    received: frozenset[tuple[int, Hashable]] = frozenset()
     held: tuple[tuple[Place, int, Members], ...] = ()
 
 
@@ -115,7 +115,7 @@ class Workers(Setting):
 
     @staticmethod
     def _has_message_of_all(state: Member, own: int, members: Members, message: Hashable) -> bool:
-        return all(member == own or (member, message) in state.heard for member in members)
+        return all(member == own or (member, message) in state.received for member in members)
 
     def _step_member(self, worker: int, state: Member, event: object) -> Outcome[Member]:
         match event:
@@ -164,7 +164,7 @@ class Workers(Setting):
         """Return the state with a message added, unless the generation is over or the worker averages no more."""
         if state.phase in DONE or message.generation < state.view.generation:
             return state
-        return replace(state, heard=state.heard | {(source, message)})
+        return replace(state, received=state.received | {(source, message)})
 
     def _entered(self, worker: int, state: Member, entry: Enter) -> Outcome[Member]:
         """Enter an operation of the run (an all-reduce of a group).
@@ -217,8 +217,8 @@ class Workers(Setting):
             state, actions = _with_commit(state), (Note(("forward",)),)
         elif state.group:
             actions = (Note(("dropped",)),)
-        heard = frozenset(one for one in state.heard if one[1].generation >= view.generation)  # type: ignore[attr-defined]
-        state = replace(state, phase=Phase.REBUILD, view=view, group=(), prepared=False, heard=heard)
+        received = frozenset(one for one in state.received if one[1].generation >= view.generation)  # type: ignore[attr-defined]
+        state = replace(state, phase=Phase.REBUILD, view=view, group=(), prepared=False, received=received)
         rebuild = *actions, Note(("rebuild", view))
         if worker in view.joined:
             return state, rebuild
@@ -229,7 +229,7 @@ class Workers(Setting):
 def _donor_state(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
     """Return the commits (`Member.held`) that the view's donor has sent to this joined worker; None before that."""
     donor, generation = state.view.donor, state.view.generation
-    given = (message for source, message in state.heard if source == donor and isinstance(message, Given))
+    given = (message for source, message in state.received if source == donor and isinstance(message, Given))
     return next((message.held for message in given if message.generation == generation), None)
 
 
