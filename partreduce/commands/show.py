@@ -77,8 +77,7 @@ def _without_matrix(schedule: Schedule, period: int) -> str:
     """Return a line on why a schedule has no mixing matrices: what is decided at run time; empty if it has some."""
     if schedule.is_mixing:
         return ""
-    what = ", ".join(filter(None, (f"Period {period}", schedule.strategy.sync.in_words)))
-    return f"{what}: {schedule.undecided}; the schedule has no metrics"
+    return f"Period {period}: {schedule.undecided}; the schedule has no metrics"
 
 
 def _show_rounds(schedule: Schedule, output: Path | None, *, as_json: bool, max_workers: int) -> None:

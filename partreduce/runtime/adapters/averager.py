@@ -21,6 +21,7 @@ from partreduce.runtime.transport.rendezvous import is_alone, log_single_process
 from partreduce.runtime.transport.torch_api import GradBucket
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.argument_types import check_arguments
+from partreduce.topo.describe import describe
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
@@ -108,18 +109,11 @@ def check_strategy(schedule: Schedule, who: str) -> None:
 
     `who` begins the message.
     """
-    overlaps, codec = schedule.strategy.is_delayed, schedule.strategy.transport.codec
-    tables = ", with separately placed tables" if schedule.strategy.payload.apart else ""
-    payload, takes_turns = schedule.strategy.payload, schedule.strategy.takes_turns
-    by_steps = not schedule.has_one_steps_per_round and schedule.strategy.averaging is not Averaging.MEAN
-    is_other = not schedule.is_phased or overlaps or by_steps or takes_turns
-    if is_other or codec.rounds or tables or not payload.outer.is_plain:
-        kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
-        kind += f", with averaging {schedule.strategy.averaging}" if by_steps else ""
-        kind += f", with codec {codec.value}" if codec.rounds else ""
-        late = schedule.strategy.sync.in_words if takes_turns else ""
-        kind += tables + "".join(f", with {w}" for w in (payload.outer.in_words, payload.turns_in_words, late) if w)
-        raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")
+    strategy, payload = schedule.strategy, schedule.strategy.payload
+    by_steps = not schedule.has_one_steps_per_round and strategy.averaging is not Averaging.MEAN
+    has_other_rounds = not schedule.is_phased or strategy.is_delayed or by_steps or strategy.takes_turns
+    if has_other_rounds or strategy.transport.codec.rounds or payload.apart or not payload.outer.is_plain:
+        raise InputError(f"{who}: schedule {schedule.name!r} ({describe(schedule)}) needs DistributedOptimizer")
 
 
 class HookGradients(StrEnum):

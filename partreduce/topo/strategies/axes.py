@@ -60,12 +60,6 @@ class DelayedMerge(JsonObject, Waiting):
         take_numbers(self, "alpha")
 
     @property
-    def in_words(self) -> str:
-        late = f"{self.steps} step{'s' * (self.steps != 1)} late" if self.steps else ""
-        own = f"{float(self.alpha):g} of its parameters" if self.alpha else ""
-        return ", ".join(part for part in (late, own) if part)
-
-    @property
     def late_steps(self) -> int:
         return self.steps
 

@@ -99,22 +99,6 @@ class IterationGap(JsonObject, Waiting):
     update_order: UpdateOrder = UpdateOrder.ADAPT_THEN_COMBINE
 
     @property
-    def in_words(self) -> str:
-        words = ["gap"]
-        if self.max_ig is not None:
-            words.append(f"max_ig {self.max_ig}")
-        if self.staleness:
-            words.append(f"staleness {self.staleness}")
-        if self.has_backup:
-            words.append(f"backup {self.backup}" if isinstance(self.backup, int) else f"backup 0-{max(self.backup)}")
-        words += ["notify-ack"] * self.notify_ack
-        if self.skip is not None:
-            words.append(f"skip {self.skip.limit}" + f" from {self.skip.behind} behind" * (self.skip.behind > 2))
-        words += [str(self.update_order)] * (self.update_order is not UpdateOrder.ADAPT_THEN_COMBINE)
-        words += [f"weights {self.weights}"] * (self.weights is not EdgeWeighting.GRAPH)
-        return " ".join(words)
-
-    @property
     def lag(self) -> int:
         """The delay of an averaging in rounds: 1 with update_order dpsgd, 0 with adapt_then_combine."""
         return int(self.update_order is UpdateOrder.DPSGD)

@@ -92,15 +92,6 @@ class PartialAllReduce(JsonObject, Waiting):
         return self.bound or 1
 
     @property
-    def in_words(self) -> str:
-        words = [str(self.quorum) if isinstance(self.quorum, QuorumStart) else f"quorum {self.quorum}"]
-        words += ["by call"] * (self.count is LateGradientPolicy.CALL)
-        words += [str(self.missed)] * (self.missed is not MissedResultPolicy.EACH)
-        if self.bound is not None:
-            words.append(f"up to {self.bound} late")
-        return " ".join(words)
-
-    @property
     def keeps_equal(self) -> bool:
         """Whether all workers apply the same results in the same order, so that their parameters stay equal."""
         return self.missed is not MissedResultPolicy.LATEST

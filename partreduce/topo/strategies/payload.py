@@ -305,11 +305,6 @@ class Payload(JsonObject):
         return number_of(self.fragments)
 
     @property
-    def turns_in_words(self) -> str:
-        """The number of fragments as text; empty if there is only one."""
-        return f"{self.num_fragments} fragments" if self.num_fragments > 1 else ""
-
-    @property
     def apart(self) -> tuple[TablePlacement, ...]:
         """The tables that are exchanged separately, in order: those with another placement than dense."""
         return tuple(route for route in self.tables if route.way is not Placement.DENSE)

@@ -21,11 +21,6 @@ class Waiting:
     """The name of the protocol by which workers average at run time; empty if rounds are fixed."""
 
     @property
-    def in_words(self) -> str:
-        """The settings that differ from synchronous, in a few words for the output of commands."""
-        return ""
-
-    @property
     def lag(self) -> int:
         """The number of rounds by which an average is applied late; 0 if it is applied at the end of its round."""
         return 0

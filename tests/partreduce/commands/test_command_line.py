@@ -198,7 +198,7 @@ def test_show_and_verify_explain_why_a_quorum_has_no_metrics(capsys, tmp_path):
     sync = PartialAllReduce(quorum="majority")
     write_schedule(path, Schedule("s", Cluster.regular(1, 4), AllReduce(sync=sync)))
     none = "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
-    assert run_json(capsys, "show", path, "--json")["note"].startswith(f"Period 1, majority up to 4 late: {none}")
+    assert run_json(capsys, "show", path, "--json")["note"].startswith(f"Period 1: {none}")
     for ending in ("png", "html"):
         assert main(["show", str(path), "-o", str(tmp_path / f"picture.{ending}")]) == 0
     assert f"No metrics: {none}; " in " ".join(ran(capsys, ["verify", str(path), "--metrics"]).out.split())

@@ -187,5 +187,5 @@ def test_parameter_codecs_reject_initial_keep_and_schedule_averager(world):
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InputError, match="models that start from different weights differ by more than that"):
         DistributedOptimizer(inner, model, plan, world=world, initial="keep")
-    with pytest.raises(InputError, match="with codec int8"):
+    with pytest.raises(InputError, match=r"int8.* needs DistributedOptimizer"):
         ScheduleAverager(plan, world=world)
