@@ -25,6 +25,7 @@ from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.elastic.regroup import Regroup
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.state.saved_state import Handover
 from partreduce.runtime.strategies.gradient_average import GradientAverage
 from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommunicator
@@ -165,6 +166,8 @@ INSTANTS = {
     "in mean_model()": lambda _: at(Reducer, "begin", lambda _, kind, *a, **n: kind == "mean model"),
     "confirm breaks": fail_after_confirm,
     "stopped": lambda r: at(Reducer, "begin", lambda _, kind, step, in_round, *a, **n: in_round == r, signal.SIGSTOP),
+    "stopped before mean_model()": lambda _: at(Member, "gathered", lambda *_: True, signal.SIGSTOP),
+    "stopped before finish()": lambda _: at(UnevenInputs, "meet", lambda *_: True, signal.SIGSTOP),
     "an error": fail,
 }
 

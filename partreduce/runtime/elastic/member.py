@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, replace
 
 from partreduce.runtime.averaging.in_flight import FixedMembership, Flight, Sums
@@ -42,6 +42,7 @@ LONGEST_PAUSE = 10.0  # longest time in seconds between two requests to join
 SHORTEST_GLANCE = 0.05
 MEMBERS_CHANGE = "a worker is lost, or joins"
 MAX_STORE_QUERIES = 1280  # per second, of all waiting workers together
+SILENT_SHARE = 0.75  # of the timeout: whoever waits for all calls a vote on members that are silent for longer
 
 
 def joins() -> bool:
@@ -87,6 +88,7 @@ class Member(FixedMembership):
         self.commits_prepared = False
         self.notes = Notes(root_store(world.store), MEMBERSHIP)
         self._num_join_requests = 0
+        self._looked = float("-inf")  # when `_is_one_silent` last read the heartbeats
         self.regroup = Regroup(world, schedule, key=key, timeout=timeout)
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
@@ -249,10 +251,22 @@ class Member(FixedMembership):
         return self._failed
 
     def _failed(self) -> frozenset[int]:
-        """Return the ranks that are not members now; if the launcher has called a vote, first take part in it."""
-        if self.is_open:
+        """Return the ranks that are not members now.
+
+        Before that, take part in a vote that the launcher has called, or call one if a member has fallen silent: no
+        operation of a group times out at the end of a run, and who does not vote is evicted.
+        """
+        if self.is_open or self._is_one_silent(self.members):
             self._vote_and_continue()
         return frozenset(range(self.world.size)) - frozenset(self.members)
+
+    def _is_one_silent(self, members: Iterable[int]) -> bool:
+        """Return whether one of `members` is silent, at most once in `glance` seconds; False in between."""
+        if time.monotonic() < self._looked + self.glance:
+            return False
+        self._looked = time.monotonic()
+        signs = (self.heartbeat.last_heartbeat(rank) for rank in members if rank != self.world.rank)
+        return any((sign.silent or 0.0) > SILENT_SHARE * self.timeout for sign in signs)
 
     def gathered(self, place: str) -> tuple[int, ...]:
         # If a vote is called when all have arrived, some members would vote and others would wait for them in the
@@ -261,10 +275,11 @@ class Member(FixedMembership):
 
         def missing() -> set[int]:
             nonlocal decision
-            absent, is_open = set(self.members) - self.heartbeat.gathered(self.members), self.is_open
-            if absent and not is_open:
+            absent = set(self.members) - self.heartbeat.gathered(self.members)
+            votes = self.is_open or self._is_one_silent(absent)
+            if absent and not votes:
                 return absent
-            decision = notes.propose(str(self.state.view.generation), "vote" if is_open else "continue")
+            decision = notes.propose(str(self.state.view.generation), "vote" if votes else "continue")
             return absent if decision == "continue" else set()
 
         while True:  # with a new timeout after each vote, which may take long and delays all

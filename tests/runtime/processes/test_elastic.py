@@ -17,11 +17,14 @@ def test_more_failures_than_tolerated_end_the_run_with_the_signal_and_names():
     assert "worker 0 was killed by signal 9" in ended.text
 
 
-def test_silent_worker_is_evicted_and_killed():
-    ended = run({1: ("stopped", 4)}, timeout=10.0)
+@pytest.mark.parametrize(
+    ("instant", "averaged"), [("stopped", 4), ("stopped before mean_model()", 5), ("stopped before finish()", 9)]
+)
+def test_silent_worker_is_evicted_and_killed(instant, averaged):
+    ended = run({1: (instant, 4)}, timeout=8.0, evaluate=(4,))
     assert ended.code == EvictedError.exit_code, ended.text
-    assert ended.own == replay_means(lambda round_: [ALL if round_ < 4 else LEFT], LEFT), ended.text
-    assert "worker 1 sent no heartbeat for 10 s and was evicted" in ended.text
+    assert ended.own == replay_means(lambda round_: [ALL if round_ < averaged else LEFT], LEFT), ended.text
+    assert "worker 1 sent no heartbeat for 8 s and was evicted" in ended.text
     assert "SIGKILL" not in ended.text, "the launcher sent it"
 
 
