@@ -66,6 +66,4 @@ def command(
     if not others:
         console().print("One schedule alone: name a run of another one, too, for a verdict.")
     if not all(run.losses for run in read):
-        console().print(
-            "No loss was logged in every run: call optimizer.log(loss=…) in the training loop.", style="dim"
-        )
+        console().print("Not every run logged a loss: call optimizer.log(loss=…) in the training loop.", style="dim")

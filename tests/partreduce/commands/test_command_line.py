@@ -476,6 +476,12 @@ def test_internal_error_prints_one_line_and_writes_a_report(capsys, monkeypatch,
     assert "Traceback" in ran(capsys, ["--debug", "verify", str(figure_10)], 70).err
 
 
+def test_debug_shows_the_traceback_of_a_users_mistake_too(capsys, tmp_path):
+    shown = ran(capsys, ["--debug", "verify", str(tmp_path / "missing.json")], 74).err
+    assert "Traceback" in shown
+    assert "FileError" in shown
+
+
 def test_keyboard_interrupt_exits_with_130(capsys, monkeypatch, figure_10):
     def interrupt(*arguments, **named):
         raise KeyboardInterrupt

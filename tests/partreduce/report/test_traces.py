@@ -90,6 +90,14 @@ def test_runs_of_one_schedule_are_repeats(tmp_path, capsys):
     assert "name a run of another one, too, for a verdict" in capsys.readouterr().out
 
 
+def test_report_says_how_to_log_a_loss_if_a_run_has_none(tmp_path, capsys):
+    with_losses = trace(tmp_path / "a", "A", step=1.0, losses=[2.0, 1.0])
+    without = trace(tmp_path / "b", "B", step=1.0)
+    advice = "Not every run logged a loss: call optimizer.log(loss=…)"
+    assert advice in ran(capsys, ["report", str(with_losses), str(without)]).out
+    assert advice not in ran(capsys, ["report", str(with_losses)]).out
+
+
 @pytest.mark.parametrize(("text", "words"), [(None, "holds no trace-RANK.json"), ("{}", "is not a trace of this")])
 def test_folder_without_traces_is_a_one_line_error(tmp_path, capsys, text, words):
     if text is not None:
