@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections import defaultdict
@@ -147,6 +148,7 @@ def main() -> int:
         slowest = max(outcome.detection.values(), default=0.0)
         print(f"{outcome.cell.name}: {outcome.note}: {verdict} ({slowest:.2f} s)", flush=True)
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # namespaces and processes end with the campaign
     with contextlib.suppress(KeyboardInterrupt):  # what was run counts
         run_cells(cells, note, at_once=options.at_once)
     fired = [outcome for outcome in outcomes if outcome.fired]
