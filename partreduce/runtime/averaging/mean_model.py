@@ -7,7 +7,6 @@ receive arrays of another length, and gloo would abort their processes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,7 +18,7 @@ from partreduce.runtime.averaging.flat_model import FlatModel, digest_of
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.transport.store import Notes
+from partreduce.runtime.transport.store import Notes, Pauses
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import PeerGoneError, PeerTimeoutError, Wait
 from partreduce.topo.errors import InputError
@@ -109,9 +108,6 @@ def _values(flat: FlatModel) -> list[torch.Tensor]:
     return [bucket.flat for bucket in flat.buckets] + [p.detach() for p in flat.frozen]
 
 
-POLL_SECONDS = 0.005
-
-
 def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
     """Wait until all members of an operation have called this for `place`; return each member's text by rank.
 
@@ -129,7 +125,7 @@ def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: 
             waiting, operation.round
         )
 
-    wait = Wait(heartbeat, waiting, reducer.timeout, why=why)
+    wait, pauses = Wait(heartbeat, waiting, reducer.timeout, why=why), Pauses()
     while waiting:
         arrived = {member: note for member in waiting if (note := notes.read(str(member))) is not None}
         gathered |= arrived
@@ -141,7 +137,7 @@ def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: 
             except PeerTimeoutError as late:
                 apart = heartbeat.not_in_gathering(operation.members, operation.round)
                 raise PeerTimeoutError(str(late) if apart is None else f"{apart} (it {late})") from None
-            time.sleep(POLL_SECONDS)
+            pauses.sleep()
     return gathered
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.transport.store import POLL_SECONDS, Notes, Pauses
+from partreduce.runtime.transport.store import Notes, Pauses
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import UnavailableError
@@ -79,12 +79,11 @@ class Survivors(FixedMembership):
         self.heartbeat.doing(f"makes the communicator of group {Group(members)}")
         arrived = Notes(self.world.store, f"partreduce/arrived/{self.key}/{instance}")
         arrived.write(str(self.world.rank), "1")
-        keys, deadline, pause = [str(member) for member in members], Deadline(self.timeout), POLL_SECONDS / 4
+        keys, deadline, pauses = [str(member) for member in members], Deadline(self.timeout), Pauses()
         while not arrived.has(*keys):
             if why() is not None or deadline.is_over:
                 return False
-            time.sleep(pause)
-            pause = min(POLL_SECONDS, 1.5 * pause)
+            pauses.sleep()
         try:
             self.world.create(members, instance=f"{self.key}/{instance}", within=timedelta(seconds=CONNECT_SECONDS))
         except UnavailableError:

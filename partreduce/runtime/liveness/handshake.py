@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 
 from partreduce.runtime.transport.rendezvous import hosts_store
-from partreduce.runtime.transport.store import Notes, deaths_of
+from partreduce.runtime.transport.store import Notes, Pauses, deaths_of
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import Deadline
 from partreduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
 
-POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.2
 VOTE_SECONDS = 3.0
 
@@ -103,7 +102,7 @@ def _collect(
     missing = list(range(size))
     all_facts: dict[int, dict[str, str]] = {}
     disputed = False
-    pause, look = 2e-4, time.monotonic() + LOOK_SECONDS
+    pauses, look = Pauses(), time.monotonic() + LOOK_SECONDS
     while True:
         is_over = deadline.is_over
         together = notes.read_all([f"facts/{rank}" for rank in missing])
@@ -131,8 +130,7 @@ def _collect(
                 f"handshake: {verb} {names} of {size} did not arrive within {deadline.seconds:g} s; "
                 "was every worker started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
             )
-        time.sleep(pause)
-        pause = min(2 * pause, POLL_SECONDS)
+        pauses.sleep()
 
 
 def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
@@ -149,11 +147,11 @@ def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
 
 def _linger(notes: Notes, hosts: bool, *, size: int) -> None:
     """If this process `hosts` the store, wait up to 2 s until `size` workers have read it; for size 0 wait 0.5 s."""
-    deadline = time.monotonic() + 2
+    deadline, pauses = time.monotonic() + 2, Pauses()
     try:
         gone = notes.count("leaving", 1)
         while hosts and gone < size and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+            pauses.sleep()
             gone = notes.count("leaving")
         if hosts and not size:
             time.sleep(0.5)

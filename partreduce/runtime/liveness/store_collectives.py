@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from partreduce.runtime.liveness.wait_chain import format_workers
-from partreduce.runtime.transport.store import Notes, deaths_of
+from partreduce.runtime.transport.store import Notes, Pauses, deaths_of
 from partreduce.runtime.transport.waiting import Deadline
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError, UnavailableError
 
-POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.2
 ABSENT: dict[str, type[PartreduceError]] = {"PeerFailedError": PeerFailedError, "UnavailableError": UnavailableError}
 """Errors of worker 0, by name, that all workers raise as they are; any other becomes an InputError."""
@@ -42,7 +41,7 @@ def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], tim
 
     `who` begins error messages. Raises PeerFailedError if a writer dies, UnavailableError after `timeout` seconds.
     """
-    notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
+    notes, deadline, look, pauses = Notes(world.store, prefix), Deadline(timeout), 0.0, Pauses()
     gathered: dict[str, str] = {}
     while missing := [key for key in writers if key not in gathered]:
         gathered |= {key: text for key in missing if (text := notes.read(key)) is not None}
@@ -54,5 +53,6 @@ def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], tim
                 raise PeerFailedError(f"{who}: {why}")
         if late and deadline.is_over:
             raise UnavailableError(f"{who}: {format_workers(late)} did not answer within {timeout:g} s")
-        time.sleep(POLL_SECONDS if late else 0)
+        if late:
+            pauses.sleep()
     return [gathered[key] for key in writers]

@@ -6,16 +6,14 @@ part in every round that any worker declares, with its parameters unchanged (or 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.transport.store import Notes
+from partreduce.runtime.transport.store import Notes, Pauses
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import Wait
 from partreduce.topo.errors import PeerFailedError, UnavailableError
 
-POLL_SECONDS = 0.005
 BEHIND = (
     "a worker whose data ended does not come to that; call it behind `with optimizer.join():`, or before any data ends"
 )
@@ -55,6 +53,7 @@ class UnevenInputs:
         """
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait, known = Wait(self.heartbeat, range(self.size), self.timeout), frozenset[int]()
+        pauses = Pauses()
         while True:
             gone = frozenset[int]() if lost is None else lost()
             if gone != known:  # after a vote, which may take long and delays all
@@ -88,7 +87,7 @@ class UnevenInputs:
                     f"data ended before round {round_}: for {self.timeout:g} s no worker began it and not all ended; "
                     f"this worker {late}"
                 )
-            time.sleep(POLL_SECONDS)
+            pauses.sleep()
 
     def meet(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> tuple[int, ...]:
         """Wait for all workers at the end of the run, and return the ranks present.
@@ -100,7 +99,7 @@ class UnevenInputs:
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)
         wait, known = Wait(self.heartbeat, waiting, self.timeout), frozenset[int]()
-        absent: set[int] = set()
+        pauses, absent = Pauses(), set[int]()
         while waiting:
             gone = frozenset[int]() if lost is None else lost()  # read first: a worker lost by now writes no later note
             if gone != known:  # as above
@@ -131,7 +130,8 @@ class UnevenInputs:
                     f"finish: {late}: not all did finish within {self.timeout:g} s after this one: "
                     f"{self.heartbeat.advice_at_end}"
                 )
-            time.sleep(POLL_SECONDS if waiting else 0)
+            if waiting:
+                pauses.sleep()
         return tuple(rank for rank in range(self.size) if rank not in absent)
 
     def _check_if_gone(self, place: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.runtime.transport.multistage_allreduce import block_bounds
-from partreduce.runtime.transport.store import Notes
-from partreduce.runtime.transport.waiting import PeerGoneError, Wait, pause_after
+from partreduce.runtime.transport.store import Notes, Pauses
+from partreduce.runtime.transport.waiting import PeerGoneError, Wait
 from partreduce.schedulers.protocols import shards
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.topo.errors import InputError
@@ -113,11 +112,11 @@ class AsynchronousServer(OneSided):
         if self.run.rank == host:
             notes.write("digest", digest)
             return
-        start, wait = time.monotonic(), Wait(reducer.heartbeat, (host,), reducer.timeout, 0)
+        wait, pauses = Wait(reducer.heartbeat, (host,), reducer.timeout, 0), Pauses()
         with reducer.recorded("first model", 0, 0, tuple(sorted((host, self.run.rank)))):
             while not notes.has("digest"):
                 wait.check()
-                time.sleep(pause_after(time.monotonic() - start))
+                pauses.sleep()
         if notes.wait_for("digest") != digest:
             raise InputError(
                 f"model: worker {self.run.rank} starts from other parameters than worker {host}, and an asynchronous "

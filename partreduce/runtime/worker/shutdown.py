@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.launcher.processes import add_error_translator
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.rendezvous import forget, hosts_store
-from partreduce.runtime.transport.store import DEATHS, POLL_SECONDS, Notes, root_store
+from partreduce.runtime.transport.store import DEATHS, Notes, Pauses, root_store
 from partreduce.runtime.transport.waiting import Deadline
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.engine import Engine
@@ -157,6 +156,7 @@ class Ending:
         if self.state == FINISHED or not isinstance(error, RuntimeError) or not OF_COLLECTIVES.search(str(error)):
             return None
         notes, deadline = Notes(root_store(self.run.reducer.world.store), DEATHS), Deadline(LAST_WORD_SECONDS)
+        pauses = Pauses()
         with contextlib.suppress(RuntimeError, PartreduceError):  # the store may be gone too
             while True:
                 for rank in range(dist.get_world_size()):
@@ -166,7 +166,7 @@ class Ending:
                         )
                 if deadline.is_over:
                     break
-                time.sleep(POLL_SECONDS)
+                pauses.sleep()
         return None
 
     def leave(self) -> None:
