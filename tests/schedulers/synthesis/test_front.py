@@ -25,6 +25,13 @@ def test_search_beats_figure_10_with_any_seed(seed, effort, most):
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("shape", "largest", "phases", "distance"), [("1x16", 2, 4, 11 / 16), ("1x27", 3, 3, 10 / 27)])
+def test_smallest_effort_finds_the_grid_of_the_largest_group(shape, largest, phases, distance):
+    best = synthesize(problem(shape, max_group=largest, max_period=phases), effort=0.02).best
+    assert best is not None
+    assert best.consensus_distance == pytest.approx(distance)
+
+
 def test_free_links_select_all_reduce():
     best = synthesize(problem("2x2", Hardware(model_bytes=1)), effort=1).best
     assert best is not None
