@@ -17,7 +17,7 @@ from partreduce.schedulers.simulator.quorum import run_quorum
 from partreduce.schedulers.simulator.servers import run_servers
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.errors import InputError, MissingDependencyError
+from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
@@ -73,8 +73,8 @@ def simulate(
     Raises:
         InputError: step times that do not fit the workers, no rounds, a timeline that does not fit into memory, or a
             table that is missing in `touched`.
-        MissingDependencyError: tables with placement `gather` or `sharded` in a schedule without fixed phases.
-        ScheduleError: groups overlap.
+        ScheduleError: groups overlap, or a schedule without fixed phases has tables with placement `gather` or
+            `sharded`.
     """
     hardware = hardware or Hardware()
     compute = ComputeTimes.of(hardware) if compute is None else compute
@@ -91,7 +91,7 @@ def simulate(
     algorithm = algorithm or schedule.strategy.transport.algorithm
     exchange = exchange_of(schedule, hardware, touched)
     if exchange is not None and run is not run_rounds:
-        raise MissingDependencyError(
+        raise ScheduleError(
             f"schedule {schedule.name!r}: the simulator has no tables with strategy {schedule.strategy.kind!r}; "
             "take allreduce"
         )

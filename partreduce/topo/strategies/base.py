@@ -180,7 +180,9 @@ class Strategy(JsonObject, ABC):
             raise ScheduleError(f"{place}: goes with plain means; leave averaging out")
         least = min(self.step_counts)
         if count > least:
-            raise ScheduleError(f"payload.fragments: are {count}, and each has its turn in a round of {least} steps")
+            raise ScheduleError(
+                f"payload.fragments: {count} fragments need at least {count} steps per round, and a worker has {least}"
+            )
         if sync.late_steps >= least:
             raise ScheduleError(
                 f"sync.merge.steps: is {sync.late_steps}; what is averaged every {least} steps is merged before "

@@ -353,7 +353,7 @@ def test_schema_command_prints_the_schema_of_the_loader(capsys):
     (["design", "4x4", "--build", "allreduce", "--model", "m.py:build"], 2, "--model: cannot be combined with --build"),
     (["design", "4x4", "--build", "allreduce(every)"], 2, "KEY=VALUE"),
     (["design", "4x4", "--build", "allreduce(every=2, every=3)"], 2, "every is given twice"),
-    (["design", "4x2", "--build", "diloco(fragments=40)"], 2, "each has its turn in a round of 30 steps"),
+    (["design", "4x2", "--build", "diloco(fragments=40)"], 2, "need at least 40 steps per round, and a worker has 30"),
     (["design", "4x2", "--build", "diloco(late=30)"], 2, "sync.merge.steps: is 30"),
     (["design", "4x2", "--build", "regions-diloco(regions=3)"], 2, "4 nodes are not 3 regions of as many"),
     (["design", "4x4", "--build", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),

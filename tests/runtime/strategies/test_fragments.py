@@ -211,10 +211,8 @@ def test_unsupported_fragments_raise_in_one_line(ranks):
         "payload.fragments: are 2; sync.delay is for whole models": st.AllReduce(
             steps_per_round=2, sync=st.DelayedAveraging(), payload=two
         ),
-        "payload.fragments: are 2, and each has its turn in a round of 1 steps": st.AllReduce(payload=two),
-        "payload.fragments: are 2, and each has its turn in a round of 1": st.AllReduce(
-            steps_per_round=(2, 1, 4), payload=two
-        ),
+        "payload.fragments: 2 fragments need at least 2 steps per round, and a worker has 1": st.AllReduce(payload=two),
+        "payload.fragments: 2 fragments need at least 2 steps": st.AllReduce(steps_per_round=(2, 1, 4), payload=two),
         "sync.merge: goes with the same steps_per_round for all workers": st.AllReduce(
             steps_per_round=(4, 3, 4), sync=st.DelayedMerge(steps=1)
         ),

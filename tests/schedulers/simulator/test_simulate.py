@@ -8,7 +8,7 @@ import pytest
 from helpers.refusals import check_error
 from helpers.small import of_groups, of_phases
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
-from partreduce.errors import InputError, MissingDependencyError
+from partreduce.errors import InputError, ScheduleError
 from partreduce.strategies import GroupPhases, OuterStep, Payload, Phase, Pipeline, Server, StaticGroups, TablePlacement
 from partreduce.topo.strategies import AllReduce, DelayedAveraging
 from partreduce.topo.timing.compute import MOST_DRAWN, read_trace
@@ -238,6 +238,6 @@ def test_row_access_is_required_unless_links_are_free():
         (InputError, r"does not say how much of 'words\.weight' a step touches", schedule(AllReduce()), None),
         (InputError, r"names 'other'; tables of schedule 's' are 'words\.weight'", schedule(AllReduce()), unknown),
         (InputError, "tables of schedule 's' are none", Schedule("s", CLUSTER, AllReduce()), TOUCHED),
-        (MissingDependencyError, "has no tables with strategy 'server'; take allreduce", schedule(Server()), TOUCHED),
+        (ScheduleError, "has no tables with strategy 'server'; take allreduce", schedule(Server()), TOUCHED),
     ):
         check_error(error, words, simulate, simulated, HARDWARE, touched=touched)
