@@ -15,6 +15,7 @@ from partreduce.report.picture import draw_rounds, draw_schedule, save
 from partreduce.report.table import Column, Table, terminal_tables
 from partreduce.topo.describe import describe
 from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.units import parse_size
 
@@ -41,6 +42,11 @@ def command(
     if loaded.strategy.graphs:
         _show_rounds(loaded, output, as_json=as_json, max_workers=max_workers)
         return
+    if not loaded.is_phased:
+        raise InputError(
+            f"{schedule}: strategy {loaded.strategy.kind!r} has no fixed groups to draw; `partreduce simulate` "
+            "predicts how it runs"
+        )
 
     grid = grid_of(loaded, max_workers=max_workers, max_phases=max_phases)
     plain, note = grid, _without_matrix(loaded, loaded.phased.period)

@@ -476,6 +476,14 @@ def test_internal_error_prints_one_line_and_writes_a_report(capsys, monkeypatch,
     assert "Traceback" in ran(capsys, ["--debug", "verify", str(figure_10)], 70).err
 
 
+def test_show_of_a_strategy_without_groups_names_another_command(capsys, tmp_path):
+    path = tmp_path / "pairs.json"
+    write_schedule(path, Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
+    assert "strategy 'pairwise' has no fixed groups to draw; `partreduce simulate`" in run_error(
+        capsys, "show", path, code=65
+    )
+
+
 def test_debug_shows_the_traceback_of_a_users_mistake_too(capsys, tmp_path):
     shown = ran(capsys, ["--debug", "verify", str(tmp_path / "missing.json")], 74).err
     assert "Traceback" in shown
