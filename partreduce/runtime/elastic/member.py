@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import astuple, replace
 
 from partreduce.runtime.averaging.in_flight import FixedMembership, Flight, Sums
@@ -27,7 +27,14 @@ from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.store import CHANGES, Notes, Pauses, root_store
 from partreduce.runtime.transport.streams import Streams
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, PeerGoneError, Wait
+from partreduce.runtime.transport.waiting import (
+    GLANCE_SECONDS,
+    LOOK_SECONDS,
+    MAX_WATCHED,
+    Deadline,
+    PeerGoneError,
+    Wait,
+)
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.membership import messages
@@ -88,7 +95,7 @@ class Member(FixedMembership):
         self.commits_prepared = False
         self.notes = Notes(root_store(world.store), MEMBERSHIP)
         self._num_join_requests = 0
-        self._looked = float("-inf")  # when `_is_one_silent` last read the heartbeats
+        self._looked = float("-inf")  # when `_is_one_silent` last read heartbeats
         self.regroup = Regroup(world, schedule, key=key, timeout=timeout)
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
@@ -260,9 +267,9 @@ class Member(FixedMembership):
             self._vote_and_continue()
         return frozenset(range(self.world.size)) - frozenset(self.members)
 
-    def _is_one_silent(self, members: Iterable[int]) -> bool:
-        """Return whether one of `members` is silent, at most once in `glance` seconds; False in between."""
-        if time.monotonic() < self._looked + self.glance:
+    def _is_one_silent(self, members: Collection[int]) -> bool:
+        """Return whether one of `members` (at most `MAX_WATCHED`) is silent; False within `LOOK_SECONDS` of a look."""
+        if time.monotonic() < self._looked + LOOK_SECONDS or len(members) > MAX_WATCHED:
             return False
         self._looked = time.monotonic()
         signs = (self.heartbeat.last_heartbeat(rank) for rank in members if rank != self.world.rank)
