@@ -186,7 +186,10 @@ def _short(number: Fraction) -> str:
 
 
 def candidates(value: float) -> Iterable[Fraction]:
-    """Yield fractions to try as the bound c²: simple ones near the float `value`, then multiples of 2⁻ᵏ above it."""
+    """Yield fractions to try as the bound c²: simple ones near the float `value`, then multiples of 2⁻ᵏ above it.
+
+    The last is above it by a fraction of it, since the error of a float grows with its value.
+    """
     seen = set()
     for limit in (1, 16, 64, 256, 1024, 4096, 2**14, 2**17):
         guess = Fraction(value).limit_denominator(limit)
@@ -195,8 +198,7 @@ def candidates(value: float) -> Iterable[Fraction]:
             yield guess
     for bits in (40, 30, 20):
         yield Fraction(ceil((value + 2.0 ** (2 - bits)) * 2**bits), 2**bits)
-    if value > 1:  # the error of a float grows with its value
-        yield Fraction(ceil(Fraction(value) * (2**20 + 1)), 2**20)
+    yield Fraction(ceil(Fraction(value) * (2**20 + 1)), 2**20)
 
 
 def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:

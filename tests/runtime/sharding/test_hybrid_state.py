@@ -1,5 +1,6 @@
 """State dicts with whole tables, checkpoints, and their use by other numbers of workers."""
 
+import tempfile
 import threading
 from dataclasses import replace
 
@@ -31,6 +32,9 @@ def train_more(case, model, optimizer, data):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_state_dict_resumes_on_one_device_and_on_fewer_workers(ranks, tmp_path, monkeypatch, case):
     monkeypatch.setattr(saved_tables, "SMALL_BYTES", 64)  # so that tables are sent in files
+    files = tmp_path / "files"
+    files.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(files))
     path = tmp_path / "state.pt"
 
     def first_half(world):
@@ -42,6 +46,7 @@ def test_state_dict_resumes_on_one_device_and_on_fewer_workers(ranks, tmp_path, 
             torch.save(state, path)
 
     ranks.run(4, first_half)
+    assert list(files.glob("partreduce-table-*")) == [], "the files have no names any more"
     saved = torch.load(path, weights_only=True)
 
     plain = Model(case)

@@ -67,6 +67,18 @@ def test_updates_are_weighted_by_age_before_a_skip(ranks, order):
     np.testing.assert_allclose(got, replayed_values(case, results), rtol=0, atol=1e-12)
 
 
+def test_statistics_count_the_bytes_to_all_neighbors(ranks):
+    def work(world):
+        schedule = plan_of(4, ring_edges(4), IterationGap(max_ig=2))
+        model, optimizer = wrap_quadratic(world, schedule.strategy, [0.0, 1.0, 2.0])
+        push_ones(model, optimizer, 5)
+        sent, (bucket,) = optimizer.stats()["bytes"], optimizer.run.flat.buckets
+        optimizer.finish()
+        return sent == 5 * 2 * bucket.flat.nbytes  # steps and neighbors
+
+    assert all(ranks.run(4, work))
+
+
 def test_weights_match_the_equations():
     edges = {1: Fraction(1, 4), 2: Fraction(1, 8)}
     assert weights_of(IterationGap(backup=1, max_ig=1), edges, 5, 5, [(2, 5)]) == (Fraction(7, 8), [Fraction(1, 8)])
