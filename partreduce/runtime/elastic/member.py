@@ -49,7 +49,7 @@ LONGEST_PAUSE = 10.0  # longest time in seconds between two requests to join
 SHORTEST_GLANCE = 0.05
 MEMBERS_CHANGE = "a worker is lost, or joins"
 MAX_STORE_QUERIES = 1280  # per second, of all waiting workers together
-SILENT_SHARE = 0.75  # of the timeout: whoever waits for all calls a vote on members that are silent for longer
+SILENT_SHARE = 0.75  # of the timeout; a worker that waits for all others calls a vote if one is silent for longer
 
 
 def joins() -> bool:
