@@ -153,6 +153,23 @@ def test_finish_names_a_peer_in_a_collective_call_before_the_timeout(lost):
     assert str(caught.value) == f"finish: worker 1 waits for all in mean_model() after 4 rounds: {advice}"
 
 
+@pytest.mark.parametrize(
+    ("silent", "words"),
+    [
+        (ALIVE, "which trains: not all did finish within 0.1 s after this one: all workers"),
+        (SILENT, "(its last: it trains); tolerate failures"),
+    ],
+)
+def test_finish_advises_by_whether_the_late_worker_is_alive(silent, words, monkeypatch):
+    store = dist.HashStore()
+    ends = Heartbeat(store, 0, "run", beats=False, way_to_continue=lambda: "; tolerate failures")
+    monkeypatch.setattr(ends, "last_heartbeat", lambda _: Sign("trains", (), silent))
+    with pytest.raises(UnavailableError) as caught:
+        UnevenInputs(store, 0, 2, ends, key="run", timeout=0.1).meet(4, None)
+    assert words in str(caught.value)
+    assert ("not all did finish" in str(caught.value)) == (silent == ALIVE)
+
+
 LATE = {
     "finish": (lambda one, lost: one.meet(4, lost), "heartbeat/run/finished/1", "4", (0, 1)),
     "join": (lambda one, lost: one.another(4, lost), "uneven-inputs/run/0/round/4", "1", True),
