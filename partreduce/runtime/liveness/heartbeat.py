@@ -17,7 +17,7 @@ from typing import TypeVar
 from partreduce.runtime.liveness.keepalive_sockets import KeepaliveSockets, closed_notes
 from partreduce.runtime.liveness.settings import Settings, difference
 from partreduce.runtime.liveness.wait_chain import Sign, clause, format_workers, is_diagnosed
-from partreduce.runtime.transport.store import CHANGES, NOT_STARTED, Deaths, Notes
+from partreduce.runtime.transport.store import CHANGES, NOT_STARTED, Deaths, Notes, Pauses
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import SignsOfLife, own_time
 from partreduce.runtime.transport.work import Background
@@ -295,6 +295,7 @@ class Heartbeat(SignsOfLife):
         text = json.dumps(settings)
         self._try(lambda: self._notes.write(f"settings/{step}/{self.rank}", text))
         waiting, end = [rank for rank in members if rank != self.rank], time.monotonic() + REASON_SECONDS
+        pauses = Pauses()
         while waiting and time.monotonic() < end and self._notes.problem is None:
             for rank in list(waiting):
                 if (theirs := self.read(f"settings/{step}", rank)) is not None:
@@ -302,7 +303,7 @@ class Heartbeat(SignsOfLife):
                     if (found := difference(json.loads(text), json.loads(theirs))) is not None:
                         name, own, other = found
                         return f"worker {rank} has {name} {other} and worker {self.rank} {own}; {EQUAL_STEPS}"
-            time.sleep(0.02)
+            pauses.sleep()
         return None
 
     def in_other_gathering(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
@@ -393,7 +394,7 @@ class Heartbeat(SignsOfLife):
 
     def linger(self, size: int) -> None:
         """Keep this process, the store's host, alive until all `size` workers know why the run failed, at most 2 s."""
-        end = time.monotonic() + REASON_SECONDS
+        end, pauses = time.monotonic() + REASON_SECONDS, Pauses()
         waiting = [rank for rank in range(size) if rank != self.rank]
         while waiting and time.monotonic() < end and self._notes.problem is None:
             waiting = [
@@ -402,7 +403,7 @@ class Heartbeat(SignsOfLife):
                 if all(self.read(kind, rank) is None for kind in ("explained", "left", "finished"))
                 and self._get(self._closed, str(rank)) is None
             ]
-            time.sleep(0.02)
+            pauses.sleep()
 
     def stop(self) -> None:
         self._stop.set()

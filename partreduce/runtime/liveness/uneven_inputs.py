@@ -126,8 +126,9 @@ class UnevenInputs:
             if waiting and wait.is_over():
                 late = self.heartbeat.in_other_gathering(waiting, round_) or self.heartbeat.describe_wait(waiting, None)
                 self.heartbeat.check_without_store()
-                way_out = f": not all did finish within {self.timeout:g} s after this one: "
-                way_out = self.heartbeat.survival_hint(late) or way_out + self.heartbeat.advice_at_end
+                way_out = self.heartbeat.survival_hint(late) or (
+                    f": not all did finish within {self.timeout:g} s after this one: {self.heartbeat.advice_at_end}"
+                )
                 raise UnavailableError(f"finish: {late}{way_out}")
             if waiting:
                 pauses.sleep()
