@@ -48,7 +48,7 @@ What each kind supports beyond plain training. A number means that it is refused
   iteration gap: "as …" names the row that the kind becomes. Delayed asynchronous servers and pairs are tested in
   `tests/runtime/strategies`, not by this suite.
 * **failure**: the schedule can have a `failure_plan`, so that survivors continue; others restart.
-  `tests/runtime/processes/test_elastic_kinds.py` has the runs, for a list of settings of its own.
+  The runs are in `tests/runtime/processes/test_elastic_kinds.py`, which lists other settings than this table.
 * **resume**: a checkpoint continues with the numbers of an uninterrupted run.
 * **device**: the numbers of the CPU on simulated devices, whatever operation is delayed (`tests/runtime/devices`).
 * **sharded**: replicas sharded by `fully_shard` have the losses of whole workers.
