@@ -82,8 +82,9 @@ def exact(value: object, place: str) -> Fraction:
 
     A fraction with a denominator up to 10⁴ within 1e-8 is preferred. A 32-bit number (or its shortest decimal) becomes
     the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is 2/3. Any other number
-    becomes a fraction within 1e-12; `Notes` count changes beyond that. Raises ScheduleError for
-    what is no finite number ≥ 0.
+    becomes a fraction within 1e-12; `Notes` count changes beyond that.
+
+    Raises ScheduleError for what is no finite number ≥ 0.
     """
     try:
         number = float(value)  # type: ignore[arg-type]

@@ -142,8 +142,8 @@ def load_sync(raw: object, place: str) -> Sync:
         members, place = raw[wait.word], child(place, wait.word)
         if wait is PartialAllReduce and isinstance(members, dict):
             quorum = members.get("quorum", 2)
-            number = type(quorum) is int and quorum > 0
-            if not number and quorum not in list(QuorumStart):  # pydantic would report one error per form
+            is_count = type(quorum) is int and quorum > 0
+            if not is_count and quorum not in list(QuorumStart):  # pydantic would report one error per form
                 words = " or ".join(f'"{word}"' for word in QuorumStart)
                 problem = f"is {format_value(quorum)}; it must be {words}, or a number of workers"
                 raise DocumentError(child(place, "quorum"), problem)

@@ -66,8 +66,8 @@ def uniform(graph: Graph) -> Round:
     Source: Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017.
     """
     degrees = graph.in_degrees()
-    received = degrees[graph.targets]  # (edges,)
-    return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, _one_over_degrees(degrees), received)
+    receivers = degrees[graph.targets]  # (edges,)
+    return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, _one_over_degrees(degrees), receivers)
 
 
 def _one_over_degrees(degrees: npt.NDArray[np.int64]) -> list[Fraction]:
